@@ -1,0 +1,1 @@
+"""Runnable experiments: a file is an experiment."""

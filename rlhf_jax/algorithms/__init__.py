@@ -1,0 +1,1 @@
+"""Compositions of losses and advantages: one file a paper, one record each."""

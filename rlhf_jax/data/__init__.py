@@ -1,0 +1,1 @@
+"""Prompts and demonstrations: generated, read from files, batched by grain."""

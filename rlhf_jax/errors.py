@@ -1,0 +1,57 @@
+"""One kind of error for what a user can mend: wrong option, file, model, data, reward function.
+
+`experiments/launch.py` prints it without a traceback and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """Says what is wrong, where, and the nearest valid choice."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """A clause for an error message: the near names first, else all of them."""
+    options = sorted(map(str, options))
+    close = difflib.get_close_matches(str(name), options, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(options)}"
+
+
+def check_choice(where: str, value: str, options: Iterable[str]) -> None:
+    options = tuple(options)
+    if value not in options:
+        raise ConfigError(f"{where}={value!r} is unknown; {nearest(value, options)}")
+
+
+def check_number(
+    where: str,
+    value: float,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Refuse a number that is not finite or outside [low, high] (or the open end asked for)."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigError(f"{where}={value!r} is not a finite number")
+    below = value <= low if open_low else value < low
+    above = value >= high if open_high else value > high
+    if below or above:
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise ConfigError(f"{where}={value} is outside {left}{low:g}, {high:g}{right}")
+
+
+def check_divides(what: str, whole: int, part_name: str, part: int) -> None:
+    """Refuse a batch that does not divide, naming the nearest sizes that do."""
+    if part < 1 or whole % part:
+        options = [d for d in range(1, whole + 1) if whole % d == 0]
+        near = sorted(options, key=lambda d: (abs(d - part), d))[:3]
+        raise ConfigError(
+            f"{what}={whole} does not divide by {part_name}={part}; nearest: {sorted(near)}"
+        )

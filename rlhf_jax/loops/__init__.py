@@ -1,0 +1,1 @@
+"""The papers' boxes: online (PPO … DAPO) and offline (SFT) training."""

@@ -1,0 +1,1 @@
+"""Every formula that is differentiated; each opens with its equation."""

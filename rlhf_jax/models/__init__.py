@@ -1,0 +1,1 @@
+"""Decoder-only transformers; only this folder imports flax.nnx, transformers, safetensors."""

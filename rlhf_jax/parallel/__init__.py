@@ -1,0 +1,1 @@
+"""The mesh, the sharding table, the guards between hosts."""

@@ -1,0 +1,1 @@
+"""What people look at: run folder, progress, sample tables, curves."""

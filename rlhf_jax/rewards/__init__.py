@@ -1,0 +1,1 @@
+"""Host-side reward functions under one contract."""

@@ -1,0 +1,1 @@
+"""Sampling responses with their log-probs."""

@@ -1,0 +1,1 @@
+"""State, optimizer, jitted steps, scoring, checkpoints."""
