@@ -14,6 +14,15 @@ class ConfigError(ValueError):
     """Says what is wrong, where, and the nearest valid choice."""
 
 
+class Interrupted(RuntimeError):
+    """Ctrl-C, after the loop has saved: `folder` holds a checkpoint of `step` finished steps."""
+
+    def __init__(self, folder, step: int):
+        super().__init__(f"interrupted after step {step}; the checkpoint is in {folder}")
+        self.folder = folder
+        self.step = step
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """A clause for an error message: the near names first, else all of them."""
     options = sorted(map(str, options))

@@ -118,9 +118,27 @@ class PolicyBatch:
     return_BT: Array | None = None  # critic target, V_old + Â, frozen before any update
 
 
+@pytree
+class SFTBatch:
+    """Right-padded demonstrations; `mask_BT` is 1 on the tokens to imitate, the end token too."""
+
+    tokens_BT: Array
+    attend_BT: Array
+    mask_BT: Array
+
+
 def take_rows(batch, rows):
     """The same record with only these rows of every array (all fields lead with B)."""
     return jax.tree.map(lambda x: x[rows], batch)
 
 
-__all__ = ["PolicyBatch", "Prompts", "Rollout", "Scored", "pytree", "replace", "take_rows"]
+__all__ = [
+    "PolicyBatch",
+    "Prompts",
+    "Rollout",
+    "SFTBatch",
+    "Scored",
+    "pytree",
+    "replace",
+    "take_rows",
+]
