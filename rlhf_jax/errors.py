@@ -15,12 +15,7 @@ class ConfigError(ValueError):
 
 
 class Interrupted(RuntimeError):
-    """Ctrl-C, after the loop has saved: `folder` holds a checkpoint of `step` finished steps."""
-
-    def __init__(self, folder, step: int):
-        super().__init__(f"interrupted after step {step}; the checkpoint is in {folder}")
-        self.folder = folder
-        self.step = step
+    """Asked to stop (Ctrl-C), after the loop has saved: says where it stands and how to go on."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
