@@ -1,0 +1,153 @@
+"""The decoder as pure functions of a nested dict of arrays.
+
+    embed/w_VD
+    layers/norm_attn/scale_ND   layers/attn/{q_NDHK, k_NDJK, v_NDJK, o_NHKD}
+    layers/norm_mlp/scale_ND    layers/mlp/{gate_NDF, up_NDF, down_NFD}
+    norm_out/scale_D            head/w_DV  (absent when the head is the embedding)
+
+Layers are stacked on N and scanned, so the program does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from rlhf_jax.errors import check_choice
+from rlhf_jax.models.attention import causal_mask, full_attention
+from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.layers import Block, Embed, Head, RMSNorm, one_layer, rotary, stacked
+
+Params = dict[str, Any]
+
+# What the backward pass keeps of each layer: everything; the matmul outputs; its input only.
+REMAT = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder: pure methods of (params, arrays). Hashable, so it can be closed over by `jit`.
+
+    Args:
+        config: the shape.
+        compute_dtype: of activations and matmul inputs; parameters keep their own dtype, norms,
+            rotations, softmax and logits are float32 whatever it is.
+        remat: what `hidden` keeps for its backward pass: "none" recomputes nothing, "dots"
+            recomputes all but the matmuls with weights, "full" whole layers.
+    """
+
+    config: DecoderConfig
+    compute_dtype: DTypeLike = jnp.float32
+    remat: str = "none"
+
+    def __post_init__(self):
+        check_choice("remat", self.remat, REMAT)
+
+    def init(self, key: Array) -> Params:
+        """Float32 parameters: normal truncated at 2σ, σ = .02, the two projections that write
+        into the residual stream .02 / √(2N) (so that its variance does not grow with depth),
+        norm scales 1."""
+        key_embed, key_layers, key_head = jax.random.split(key, 3)
+        config = self.config
+
+        def layer(key: Array) -> Params:
+            return _pure(Block(config, nnx.Rngs(params=key)))
+
+        params = {
+            "embed": _pure(Embed(config, nnx.Rngs(params=key_embed))),
+            "layers": stacked(jax.vmap(layer)(jax.random.split(key_layers, config.num_layers))),
+            "norm_out": _pure(RMSNorm(config.d_model, config.norm_eps)),
+        }
+        if not config.tie_embeddings:
+            params["head"] = _pure(Head(config, nnx.Rngs(params=key_head)))
+        return params
+
+    def abstract(self) -> Params:
+        """The parameter tree as `ShapeDtypeStruct`s; nothing is computed."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def hidden(self, params: Params, tokens_BT: Array, attend_BT: Array) -> Array:
+        """Hidden states after the final norm, h_t of the tokens up to and including t.
+
+        Args:
+            params: as `init` returns.
+            tokens_BT: ids in [0, vocab_padded).
+            attend_BT: bool, False on padding, which may be left, right or between; a token's
+                position is the number of real tokens before it.
+
+        Returns:
+            hidden_BTD in `compute_dtype`; padded positions hold finite values nobody reads.
+        """
+        return self._run(params, tokens_BT, attend_BT, keep_kv=False)[0]
+
+    def head(self, params: Params) -> Array:
+        """head_DV: the matrix that turns hidden states into logits, V = vocab_padded."""
+        return params["embed"]["w_VD"].T if self.config.tie_embeddings else params["head"]["w_DV"]
+
+    def logits(self, params: Params, hidden: Array) -> Array:
+        """Float32 logits [..., V] of hidden states [..., D]; −inf at padded vocabulary."""
+        head_DV = self.head(params).astype(self.compute_dtype)
+        return mask_vocab(
+            jnp.tensordot(hidden, head_DV, 1, preferred_element_type=jnp.float32),
+            self.config.vocab_size,
+        )
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        return jnp.take(params["embed"]["w_VD"], tokens, axis=0).astype(self.compute_dtype)
+
+    def norm_out(self, params: Params, x: Array) -> Array:
+        norm = RMSNorm(self.config.d_model, self.config.norm_eps)
+        return nnx.merge(nnx.split(norm)[0], params["norm_out"])(x)
+
+    def _run(self, params: Params, tokens_BT: Array, attend_BT: Array, *, keep_kv: bool):
+        """-> hidden_BTD and, if asked, every layer's rotated keys and values [N, B, T, J, K]."""
+        config = self.config
+        attend_BT = attend_BT.astype(bool)
+        position_BT = jnp.maximum(jnp.cumsum(attend_BT, axis=1) - 1, 0)
+        rotate = rotary(position_BT, config.head_dim, config.rope_theta)
+        mask_BTT = causal_mask(attend_BT)
+
+        def attend(q, k, v):
+            return full_attention(q, k, v, mask_BTT), ((k, v) if keep_kv else None)
+
+        def layer(x_BTD, weights):
+            return block_of(config, weights)(x_BTD, rotate, attend)
+
+        if REMAT[self.remat] is not None:
+            # under scan the barrier that guards against common-subexpression merging is not needed
+            layer = jax.checkpoint(layer, policy=REMAT[self.remat], prevent_cse=False)
+        x_BTD, kv = jax.lax.scan(layer, self.embed(params, tokens_BT), params["layers"])
+        return self.norm_out(params, x_BTD), kv
+
+
+def mask_vocab(logits: Array, vocab_size: int) -> Array:
+    """−inf at the columns that only pad the vocabulary."""
+    if logits.shape[-1] == vocab_size:
+        return logits
+    real = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(real.reshape((1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
+
+
+def block_of(config: DecoderConfig, weights: Params) -> Block:
+    """The module of one layer, holding these weights (a slice of the stacked tree)."""
+    return nnx.merge(_block_graph(config), one_layer(weights))
+
+
+@lru_cache(maxsize=64)
+def _block_graph(config: DecoderConfig):
+    return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
+
+
+def _pure(module: nnx.Module) -> Params:
+    return nnx.to_pure_dict(nnx.state(module))
