@@ -1,0 +1,146 @@
+"""Demonstrations to imitate: prompt + completion + end token, right-padded to one length."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import numpy as np
+
+from rlhf_jax.data.order import shuffled_batches
+from rlhf_jax.data.padding import pad_right
+from rlhf_jax.data.prompts import OVER_LONG
+from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.types import SFTBatch
+
+
+def end_token(tokenizer) -> int:
+    """The token that closes a demonstration: the first end id that is not the begin token."""
+    return next((i for i in tokenizer.end_ids if i != tokenizer.bos_id), tokenizer.end_ids[0])
+
+
+def fit(prompt: list[int], completion: list[int], max_tokens: int, side: str):
+    """Cut as many tokens as are too many, off the left or the right; None: nothing is left.
+
+    A row without a completion token teaches nothing, and one without a prompt token has nothing
+    to predict its first token from; both give None.
+    """
+    surplus = max(0, len(prompt) + len(completion) - max_tokens)
+    if side == "left":
+        prompt = prompt[surplus:] if surplus < len(prompt) else []
+    else:
+        completion = completion[: max(0, len(completion) - surplus)]
+    return (prompt, completion) if prompt and completion else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationSet:
+    """Tokenised demonstrations of at most `max_tokens`. Make one with `from_rows`."""
+
+    ids: list[list[int]]
+    prompt_length: list[int]
+    max_tokens: int
+    pad_id: int
+    num_dropped: int
+    num_cut: int
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[dict[str, Any]],
+        tokenizer,
+        *,
+        max_tokens: int,
+        over_long: str = "error",
+        name: str = "demonstrations",
+    ) -> DemonstrationSet:
+        """Tokenise rows of {"prompt": text, "completion": text}.
+
+        Prompt and completion are tokenised apart, as the sampler meets them. The end token is
+        added unless the completion has it already.
+
+        Args:
+            rows: records of a dataset.
+            tokenizer: has encode(text, add_bos=), bos_id, pad_id, end_ids.
+            max_tokens: T, the columns of every batch.
+            over_long: "error" names the row; "drop" leaves it out; "left" cuts the beginning of
+                the prompt, "right" the end of the completion (and its end token), by exactly
+                the surplus. A row whose prompt or completion would vanish is dropped.
+            name: of the dataset, for messages.
+
+        Raises:
+            ConfigError: no rows, a text missing or of another type, an empty prompt, a row too
+                long under "error", or no row left.
+        """
+        check_choice("over_long", over_long, OVER_LONG)
+        check_number("max_tokens", max_tokens, low=2)
+        if not rows:
+            raise ConfigError(f"{name}: there are no rows")
+        kept: list[tuple[list[int], list[int]]] = []
+        num_cut = 0
+        for number, row in enumerate(rows):
+            pair = _encode(row, tokenizer, f"{name}: row {number}")
+            length = len(pair[0]) + len(pair[1])
+            if length > max_tokens:
+                if over_long == "error":
+                    raise ConfigError(
+                        f"{name}: row {number} has {length} tokens, more than max_tokens="
+                        f'{max_tokens}; raise it, or choose over_long="drop", "left" or "right"'
+                    )
+                pair = None if over_long == "drop" else fit(*pair, max_tokens, over_long)
+                num_cut += pair is not None
+            if pair is not None:
+                kept.append(pair)
+        num_dropped = len(rows) - len(kept)
+        if num_dropped or num_cut:
+            logging.getLogger(__name__).warning(
+                "%s: %d of %d rows dropped, %d cut: longer than %d tokens",
+                *(name, num_dropped, len(rows), num_cut, max_tokens),
+            )
+        if not kept:
+            raise ConfigError(f"{name}: no row fits into {max_tokens} tokens")
+        return cls(
+            ids=[prompt + completion for prompt, completion in kept],
+            prompt_length=[len(prompt) for prompt, _ in kept],
+            max_tokens=max_tokens,
+            pad_id=tokenizer.pad_id,
+            num_dropped=num_dropped,
+            num_cut=num_cut,
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, index_B: np.ndarray) -> SFTBatch:
+        """The demonstrations at these positions, as NumPy arrays [B, T].
+
+        The mask comes from lengths, never from ids: where pad and end are one token, the end
+        that closes a demonstration is still learnt.
+        """
+        index = [int(i) for i in index_B]
+        tokens_BT, attend_BT = pad_right([self.ids[i] for i in index], self.max_tokens, self.pad_id)
+        prompt_B = np.asarray([self.prompt_length[i] for i in index])
+        is_response_BT = np.arange(self.max_tokens)[None, :] >= prompt_B[:, None]
+        return SFTBatch(
+            tokens_BT=tokens_BT, attend_BT=attend_BT, mask_BT=attend_BT & is_response_BT
+        )
+
+    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
+        """`batches(B, seed)[step]` is the step's `SFTBatch`; rules: `shuffled_batches`."""
+        return shuffled_batches(len(self), num_rows, seed, self.take)
+
+
+def _encode(row: dict[str, Any], tokenizer, where: str) -> tuple[list[int], list[int]]:
+    for field in ("prompt", "completion"):
+        if not isinstance(row.get(field), str):
+            raise ConfigError(f"{where}: {field!r} is {row.get(field)!r}, not a string")
+    prompt = list(tokenizer.encode(row["prompt"], add_bos=tokenizer.bos_id is not None))
+    if not prompt:
+        raise ConfigError(f"{where}: the prompt has no tokens")
+    completion = list(tokenizer.encode(row["completion"], add_bos=False))
+    if not completion or completion[-1] not in tokenizer.end_ids:
+        completion.append(end_token(tokenizer))
+    return prompt, completion

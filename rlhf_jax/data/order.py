@@ -1,0 +1,42 @@
+"""Which rows a step sees: a pure function of (seed, step), so the position of a run is its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import numpy as np
+
+from rlhf_jax.errors import ConfigError, check_number
+
+
+def shuffled_batches(
+    num_rows: int, batch_rows: int, seed: int, take: Callable[[np.ndarray], Any]
+) -> grain.MapDataset:
+    """An endless sequence of batches; `batches[step]` costs the same at any step.
+
+    Each epoch is one shuffle of its own, cut into num_rows // batch_rows whole batches. The
+    ragged rest of an epoch is left out (another rest every epoch), so a batch never holds a row
+    twice: sampling keys fold the prompt's id, and a prompt met twice would give copies.
+
+    Args:
+        num_rows: rows of the dataset.
+        batch_rows: rows of a batch, at most `num_rows`.
+        seed: order of every epoch.
+        take: row numbers [batch_rows] -> the batch.
+
+    Raises:
+        ConfigError: a batch does not fit into the dataset, or the seed is negative.
+    """
+    check_number("seed", seed, low=0)
+    if not 1 <= batch_rows <= num_rows:
+        raise ConfigError(
+            f"a batch of {batch_rows} rows cannot be drawn without repeats from {num_rows}; "
+            f"choose 1 to {num_rows}"
+        )
+    # grain gives epoch e the seed s + e: plain seeds 0 and 1 would share all but one epoch
+    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    whole = num_rows // batch_rows * batch_rows
+    rows = grain.MapDataset.range(num_rows).shuffle(spread).slice(slice(0, whole)).repeat()
+    return rows.batch(batch_rows).map(take)

@@ -1,0 +1,204 @@
+"""Prompts as token rows of one length: read, tokenise, refuse or cut, draw by step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+
+from rlhf_jax.data.order import shuffled_batches
+from rlhf_jax.data.padding import pad_left
+from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.types import Prompts
+
+OVER_LONG = ("error", "drop", "left", "right")
+
+Row = dict[str, Any]
+
+
+def read_jsonl(path: str | Path, *, required: Sequence[str] = ("prompt",)) -> list[Row]:
+    """Rows of a JSON-lines file, each an object with non-empty strings under `required`.
+
+    Blank lines are skipped.
+
+    Raises:
+        ConfigError: no such file, no rows, or (with the line's number) a line that is not such
+            an object.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file; one JSON object a line is expected")
+    rows = []
+    # not splitlines(), which also cuts at characters that JSON strings may hold (U+2028, …)
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number} is a {type(row).__name__}, not an object")
+        _check_texts(f"{path}:{number}", row, required)
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"{path} holds no rows")
+    return rows
+
+
+def jsonl_prompts(*, train: str, held_out: str) -> tuple[list[Row], list[Row]]:
+    """Training and held-out rows from two JSON-lines files of {"prompt": ..., ...}.
+
+    Args:
+        train: file of the rows to train on.
+        held_out: file of the rows to evaluate on; no prompt of it may be in `train`.
+
+    Raises:
+        ConfigError: as `read_jsonl`, or a prompt is in both files.
+    """
+    rows, held_out_rows = read_jsonl(train), read_jsonl(held_out)
+    seen = {row["prompt"] for row in rows}
+    for number, row in enumerate(held_out_rows):
+        if row["prompt"] in seen:
+            raise ConfigError(f"{held_out}: row {number} is a prompt of {train} too")
+    return rows, held_out_rows
+
+
+def _check_texts(where: str, row: Row, required: Sequence[str]) -> None:
+    for name in required:
+        if name not in row:
+            raise ConfigError(f"{where} has no {name!r}; it has {', '.join(row) or 'nothing'}")
+        if not isinstance(row[name], str) or not row[name]:
+            raise ConfigError(f"{where}: {name!r} is {row[name]!r}, not a non-empty string")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSet:
+    """Tokenised prompts of at most `max_prompt_tokens`. Make one with `from_rows`.
+
+    `id_of` is a prompt's row number in what was read, so dropping rows renames no other.
+    """
+
+    rows: list[Row]
+    ids: list[list[int]]
+    id_of: list[int]
+    max_prompt_tokens: int
+    pad_id: int
+    num_dropped: int
+    num_cut: int
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Row],
+        tokenizer,
+        *,
+        max_prompt_tokens: int,
+        over_long: str = "error",
+        name: str = "prompts",
+    ) -> PromptSet:
+        """Tokenise rows of {"prompt": text, ...}, with the begin token where there is one.
+
+        Args:
+            rows: records of a dataset; they reach the reward functions as they are.
+            tokenizer: has encode(text, add_bos=), bos_id, pad_id.
+            max_prompt_tokens: L, the columns of every batch.
+            over_long: what becomes of a longer prompt. "error" names the row; "drop" leaves it
+                out; "left" cuts tokens off its beginning (the begin token goes first), "right"
+                off its end. Rows left out or cut are counted and logged. Rewards still see the
+                text that the dataset has.
+            name: of the dataset, for messages.
+
+        Raises:
+            ConfigError: no rows, a prompt that is missing or empty, a prompt that is too long
+                under "error", or no prompt left under "drop".
+        """
+        check_choice("over_long", over_long, OVER_LONG)
+        check_number("max_prompt_tokens", max_prompt_tokens, low=1)
+        if not rows:
+            raise ConfigError(f"{name}: there are no rows")
+        kept: list[tuple[int, list[int]]] = []
+        num_cut = 0
+        for number, row in enumerate(rows):
+            _check_texts(f"{name}: row {number}", row, ("prompt",))
+            ids = list(tokenizer.encode(row["prompt"], add_bos=tokenizer.bos_id is not None))
+            if not ids:
+                raise ConfigError(f"{name}: row {number} has no tokens: {row['prompt']!r}")
+            if len(ids) > max_prompt_tokens:
+                if over_long == "error":
+                    raise ConfigError(
+                        f"{name}: row {number} has {len(ids)} tokens, more than "
+                        f"max_prompt_tokens={max_prompt_tokens}; raise it, or choose "
+                        'over_long="drop", "left" or "right"'
+                    )
+                if over_long == "drop":
+                    continue
+                num_cut += 1
+                ids = ids[-max_prompt_tokens:] if over_long == "left" else ids[:max_prompt_tokens]
+            kept.append((number, ids))
+        num_dropped = len(rows) - len(kept)
+        if num_dropped or num_cut:
+            logging.getLogger(__name__).warning(
+                "%s: %d of %d rows dropped, %d cut: longer than %d tokens",
+                *(name, num_dropped, len(rows), num_cut, max_prompt_tokens),
+            )
+        if not kept:
+            raise ConfigError(f"{name}: every row is longer than {max_prompt_tokens} tokens")
+        return cls(
+            rows=[rows[number] for number, _ in kept],
+            ids=[ids for _, ids in kept],
+            id_of=[number for number, _ in kept],
+            max_prompt_tokens=max_prompt_tokens,
+            pad_id=tokenizer.pad_id,
+            num_dropped=num_dropped,
+            num_cut=num_cut,
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any prompt or their order: a resumed run can tell that its data changed."""
+        digest = hashlib.sha256()
+        for ids in self.ids:
+            digest.update(np.asarray([len(ids), *ids], np.int64).tobytes())
+        return digest.hexdigest()[:16]
+
+    def take(self, index_P: np.ndarray) -> Prompts:
+        """The prompts at these positions, left-padded to L."""
+        index = [int(i) for i in index_P]
+        tokens_PL, attend_PL = pad_left(
+            [self.ids[i] for i in index], self.max_prompt_tokens, self.pad_id
+        )
+        rows = [self.rows[i] for i in index]
+        return Prompts(
+            tokens_PL=tokens_PL,
+            attend_PL=attend_PL,
+            id_P=np.asarray([self.id_of[i] for i in index], np.int32),
+            texts=[row["prompt"] for row in rows],
+            rows=rows,
+        )
+
+    def batches(self, num_prompts: int, seed: int) -> grain.MapDataset:
+        """`batches(P, seed)[step]` is the step's `Prompts`; rules: `shuffled_batches`."""
+        return shuffled_batches(len(self), num_prompts, seed, self.take)
+
+    def in_order(self, num_prompts: int) -> Iterator[tuple[Prompts, np.ndarray]]:
+        """Every prompt once, in batches of one size: (prompts, weight_P).
+
+        The last batch is filled up with its own last prompt at weight 0, so that one compiled
+        program serves all and a mean weighted by weight_P counts each prompt once.
+        """
+        check_number("num_prompts", num_prompts, low=1)
+        for start in range(0, len(self), num_prompts):
+            index_P = np.arange(start, start + num_prompts)
+            weight_P = (index_P < len(self)).astype(np.float32)
+            yield self.take(np.minimum(index_P, len(self) - 1)), weight_P
