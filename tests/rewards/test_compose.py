@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from rlhf_jax.bind import bind
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.rewards.compose import reward_names, score_completions
+
+
+def length(prompts, completions, rows, *, scale=1.0):
+    return [scale * len(text) for text in completions]
+
+
+def only_even(prompts, completions, rows):
+    return [None if row["n"] % 2 else True for row in rows]
+
+
+def numpy_scores(prompts, completions, rows):
+    return np.arange(len(rows), dtype=np.float32)
+
+
+def score(*rewards, weights=None, completions=("a", "bbb", "")):
+    rows = [{"n": i} for i in range(len(completions))]
+    return score_completions(rewards, weights, ["p"] * len(rows), completions, rows)
+
+
+def test_scores_times_weights_and_none_where_it_does_not_apply():
+    score_BC, valid_BC = score(bind(length, scale=2.0), only_even, weights=(0.5, -3.0))
+    assert score_BC.tolist() == [[1, -3], [3, 0], [0, -3]]
+    assert valid_BC.tolist() == [[True, True], [True, False], [True, True]]
+    assert score_BC.dtype == np.float32
+
+
+def test_arrays_are_lists_too():
+    assert score(numpy_scores)[0].ravel().tolist() == [0, 1, 2]
+
+
+def test_one_row_that_fails_does_not_shift_the_others():
+    score_BC, valid_BC = score(lambda p, c, r: [0.0, None, 1.0])
+    assert score_BC[:, 0].tolist() == [0, 0, 1] and valid_BC[:, 0].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0, 2.0], "bad returned 2 scores for 3 completions"),
+        ([1.0, float("nan"), 2.0], "bad, row 1: the score is nan"),
+        ([1.0, 2.0, float("-inf")], "bad, row 2: the score is -inf"),
+        ([1e39, 2.0, 3.0], "bad, row 0: the score is 1e"),
+        (["1.0", 2.0, 3.0], "bad, row 0: '1.0' is not a number"),
+        ([[1.0, 2.0], 2.0, 3.0], r"bad, row 0: \[1.0, 2.0\] is not a number"),
+        (3.0, "bad returned a float, not a list"),
+        (None, "bad returned a NoneType, not a list"),
+    ],
+)
+def test_what_a_reward_may_not_return(returned, message):
+    def bad(prompts, completions, rows):
+        return returned
+
+    with pytest.raises(ConfigError, match=message):
+        score(length, bad)
+
+
+def test_weights_and_lists_are_checked():
+    with pytest.raises(ConfigError, match="1 reward weights for 2 reward functions"):
+        score(length, only_even, weights=(1.0,))
+    with pytest.raises(ConfigError, match="weight of reward length=nan"):
+        score(length, weights=(float("nan"),))
+    with pytest.raises(ConfigError, match="no reward functions"):
+        score()
+    with pytest.raises(ValueError, match="1 prompts, 2 completions, 1 rows"):
+        score_completions([length], None, ["p"], ["a", "b"], [{}])
+
+
+def test_a_reward_cannot_change_what_the_next_one_sees():
+    def greedy(prompts, completions, rows):
+        completions.clear()
+        return [0.0] * len(rows)
+
+    assert score(greedy, length)[0][:, 1].tolist() == [1, 3, 0]
+
+
+def test_names():
+    twice = [length, bind(length, scale=2.0), only_even]
+    assert reward_names(twice) == ["length_1", "length_2", "only_even"]
