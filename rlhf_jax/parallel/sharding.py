@@ -1,0 +1,163 @@
+"""One ordered table, parameter path -> PartitionSpec. Policy, critic, reference, optimizer state.
+
+Paths are "/"-joined ("policy/layers/attn/q_NDHK"); the first rule whose pattern ends the path
+wins. The optimizer state repeats the parameter paths and the critic's trunk is the same tree, so
+one table serves all. Scalars (counters, coefficients) need no rule: they are replicated.
+
+What does not fit is refused: no rule, a dimension that does not divide, one mesh axis twice. Two
+declared exceptions: key/value heads that do not divide by the tensor axis are replicated, and a
+vocabulary is padded beforehand to `padded_vocab`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from rlhf_jax.errors import ConfigError, check_divides
+
+ROW_AXES = ("data", "fsdp")
+
+TABLE: tuple[tuple[str, P], ...] = (
+    (r"embed/w_VD", P("tensor", "fsdp")),  # VD
+    (r"attn/q_NDHK", P(None, "fsdp", "tensor", None)),  # NDHK
+    (r"attn/[kv]_NDJK", P(None, "fsdp", "tensor", None)),  # NDJK
+    (r"attn/o_NHKD", P(None, "tensor", None, "fsdp")),  # NHKD
+    (r"mlp/(gate|up)_NDF", P(None, "fsdp", "tensor")),  # NDF
+    (r"mlp/down_NFD", P(None, "tensor", "fsdp")),  # NFD
+    (r"norm_(attn|mlp)/scale_ND", P()),  # ND: small, and read whole by every device
+    (r"norm_out/scale_D", P()),  # D
+    (r"head/w_DV", P("fsdp", "tensor")),  # DV
+    (r"head/(w_D|b)", P()),  # D and a scalar: a scalar head (critic, reward)
+)
+# Rules whose J dimension may be replicated: with fewer key/value heads than tensor devices,
+# every device keeps them all, as its query heads need some of them.
+_KV_HEADS, _KV_DIM = re.compile(r"attn/[kv]_NDJK$"), 2
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A pytree key path as "policy/layers/attn/q_NDHK"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh, *, table=TABLE) -> P:
+    """The PartitionSpec of one array.
+
+    Args:
+        path: "/"-joined tree path; only its end is matched.
+        shape: of the array; each sharded dimension must divide by its mesh axes.
+        mesh: axes missing from it raise.
+        table: ordered (pattern, spec).
+
+    Raises:
+        ConfigError: no rule matches; the rule has more dimensions than the array, or uses a mesh
+            axis twice or one that is not there; a dimension does not divide.
+    """
+    if not shape:
+        return P()
+    spec = next((spec for rule, spec in table if re.search(f"(^|/)({rule})$", path)), None)
+    if spec is None:
+        rules = ", ".join(rule for rule, _ in table)
+        raise ConfigError(f"no sharding rule matches {path} of shape {shape}; rules: {rules}")
+    axes = [_names(entry) for entry in spec]
+    used = [name for names in axes for name in names]
+    unknown = [name for name in used if name not in mesh.shape]
+    if unknown or len(set(used)) < len(used) or len(spec) > len(shape):
+        raise ConfigError(
+            f"the rule for {path} {shape} is {spec}: use each of {tuple(mesh.shape)} at most once, "
+            f"and at most {len(shape)} entries"
+        )
+    entries = list(spec)
+    for dim, names in enumerate(axes):
+        parts = _size(mesh, names)
+        if shape[dim] % parts and _KV_HEADS.search(path) and dim == _KV_DIM:
+            entries[dim] = None
+        else:
+            check_divides(f"{path} dimension {dim}", shape[dim], f"mesh {'*'.join(names)}", parts)
+    return P(*entries)
+
+
+def sharding_tree(mesh: Mesh, tree: Any, *, table=TABLE) -> Any:
+    """A NamedSharding for every array (or ShapeDtypeStruct) of `tree`; see `spec_for`."""
+
+    def leaf(path, x):
+        return NamedSharding(mesh, spec_for(path_name(path), x.shape, mesh, table=table))
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def sharding_of(mesh: Mesh, *, table=TABLE) -> Callable[[tuple[str, ...], Any], NamedSharding]:
+    """(path of names, array or its shape) -> sharding: for loaders that place one tensor a time."""
+
+    def sharding(path, x):
+        return NamedSharding(mesh, spec_for("/".join(path), x.shape, mesh, table=table))
+
+    return sharding
+
+
+def constrain(mesh: Mesh | None, tree: Any) -> Any:
+    """Inside jit: keep every parameter-like array of `tree` on its rule. No mesh: unchanged."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, sharding_tree(mesh, tree))
+
+
+def shard(mesh: Mesh, tree: Any) -> Any:
+    """Put a tree of parameters or optimizer state on the mesh by the table."""
+    return jax.device_put(tree, sharding_tree(mesh, tree))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp, everything else whole: for arrays [B, ...]."""
+    return NamedSharding(mesh, P(ROW_AXES))
+
+
+def shard_rows(mesh: Mesh, batch: Any) -> Any:
+    """Put arrays that all lead with B on the mesh, rows split.
+
+    Raises:
+        ConfigError: B does not divide by the row shards.
+    """
+    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+        check_divides(f"rows of {path_name(path)}", x.shape[0], "data*fsdp", row_shards(mesh))
+    return jax.device_put(batch, batch_sharding(mesh))
+
+
+def constrain_rows(mesh: Mesh | None, batch: Any, *, dim: int = 0) -> Any:
+    """Inside jit: keep dimension `dim` of every array split over the row shards."""
+    if mesh is None:
+        return batch
+    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P(*[None] * dim, ROW_AXES)))
+
+
+def row_shards(mesh: Mesh | None) -> int:
+    """Into how many parts rows are split: data times fsdp."""
+    return 1 if mesh is None else _size(mesh, ROW_AXES)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def padded_vocab(vocab: int, tensor: int) -> int:
+    """The smallest multiple of `tensor` that holds `vocab`; the extra columns are masked."""
+    return -(-vocab // tensor) * tensor
+
+
+def _names(entry) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _size(mesh: Mesh, names: tuple[str, ...]) -> int:
+    size = 1
+    for name in names:
+        size *= mesh.shape[name]
+    return size
