@@ -1,0 +1,326 @@
+"""An algorithm as a value: a record of its parts, and the two functions that read it.
+
+`estimate` turns scores into frozen labels (advantages, returns, corrections, the final mask);
+`policy_loss` turns fresh log-probs and those labels into a number to differentiate. Both are
+pure and may be jitted with the objective as an argument: its numbers are traced, its functions
+are static.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from rlhf_jax.advantages import (
+    GROUP_BASELINES,
+    gae,
+    mixed_group,
+    reward_to_go,
+    scored_rows,
+)
+from rlhf_jax.algorithms.measures import label_metrics, sampled_logp, score_metrics, token_metrics
+from rlhf_jax.bind import Bound, bind
+from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.losses.aggregate import token_mean, weighted_sum
+from rlhf_jax.losses.kl import KL, k1
+from rlhf_jax.losses.surrogate import clipped, token_ratio
+from rlhf_jax.losses.value import ValueTerm
+from rlhf_jax.ops.masked import masked_sum
+from rlhf_jax.ops.shaping import place_at_last, subtract_kl
+from rlhf_jax.ops.totals import Share
+from rlhf_jax.types import PolicyBatch, Scored, pytree, replace
+
+# What an argument's name promises throughout this package: the range outside which a number is a
+# mistake, whichever function takes it.
+_UNIT = {"low": 0.0, "high": 1.0}
+_NOT_NEGATIVE = {"low": 0.0}
+_POSITIVE = {"low": 0.0, "open_low": True}
+_COUNT = {"low": 1}
+_RANGES = {
+    **dict.fromkeys(("gamma", "lam", "ddof"), _UNIT),
+    **dict.fromkeys(("low", "high", "clip", "eps", "cache"), _NOT_NEGATIVE),
+    **dict.fromkeys(("cap", "target", "horizon"), _POSITIVE),
+    **dict.fromkeys(("length", "max_length", "batch"), _COUNT),
+    "floor": {"high": 0.0},
+}
+
+
+@pytree
+class PolicyObjective:
+    """What a policy-gradient algorithm is made of. Numbers are leaves; off is None.
+
+    advantage: (scored, reward_BT) -> advantage_BT
+    whiten: (advantage_BT, mask_BT) -> advantage_BT, over the whole batch, after the estimator
+    ratio: (logp_BT, logp_old_BT, mask_BT) -> ratio_BT
+    surrogate: (logp_BT, logp_old_BT, ratio_BT, advantage_BT, mask_BT) -> loss_BT
+    aggregate: (mask_BT, group_B) -> weight_BT
+    reward_kl: charged to the token reward, before the advantage
+    loss_kl: added to the token loss; k1 is refused, its expected gradient there is 0
+    entropy: coefficient of the entropy bonus, added to the token objective
+    correction: (logp_old_BT, logp_sampler_BT, mask_BT) -> (weight_BT, mask_BT)
+    shape_score: (scored, score_B) -> score_B, e.g. an over-length penalty
+    keep_group: (score_B, group_B, valid_B) -> keep_B, judged on the score before shaping
+    value: the critic's loss; None means that no critic is built
+
+    A plain module-level function is wrapped by `bind`.
+
+    Raises:
+        ConfigError: a number that is not finite or outside its range, or parts that contradict
+            each other.
+    """
+
+    advantage: Bound
+    whiten: Bound | None = None
+    ratio: Bound = bind(token_ratio)
+    surrogate: Bound = bind(clipped, low=0.2, high=0.2)
+    aggregate: Bound = bind(token_mean)
+    reward_kl: KL | None = None
+    loss_kl: KL | None = None
+    entropy: float | None = None
+    correction: Bound | None = None
+    shape_score: Bound | None = None
+    keep_group: Bound | None = None
+    value: ValueTerm | None = None
+
+    def __post_init__(self):
+        for name in self.__dataclass_fields__:
+            part = getattr(self, name)
+            if callable(part) and not isinstance(part, Bound):
+                part = bind(part)
+                object.__setattr__(self, name, part)
+            _check_numbers(name, part)
+        _check_parts(self)
+
+    @property
+    def needs_reference(self) -> bool:
+        """The loss or the reward reads log-probs of a reference policy."""
+        return self.reward_kl is not None or self.loss_kl is not None
+
+    @property
+    def needs_critic(self) -> bool:
+        """A critic must be built, scored and updated."""
+        return self.value is not None
+
+    @property
+    def needs_group(self) -> bool:
+        """Rows of one prompt are compared, so fewer than two samples a prompt teach nothing."""
+        in_advantage = isinstance(self.advantage, Bound) and self.advantage.fn in GROUP_BASELINES
+        return in_advantage or self.keep_group is not None
+
+    @property
+    def needs_old(self) -> bool:
+        """The trainer's own log-probs of the sampled tokens are compared with the sampler's."""
+        return self.correction is not None
+
+
+def _check_numbers(where, part):
+    """Refuse concrete numbers out of range; traced ones pass (jax rebuilds records with them)."""
+    if isinstance(part, (KL, ValueTerm)):
+        for field in part.__dataclass_fields__:
+            _check_numbers(f"{where}.{field}", getattr(part, field))
+    elif isinstance(part, Bound):
+        ours = part.fn.__module__.startswith("rlhf_jax.")
+        for name, value in part.kw.items():
+            if isinstance(value, Bound):
+                _check_numbers(f"{where}.{name}", value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                check_number(f"{where}.{name}", value, **(_RANGES.get(name, {}) if ours else {}))
+    elif isinstance(part, (int, float)):
+        check_number(where, part)
+
+
+def _check_parts(objective):
+    loss_kl, value, advantage = objective.loss_kl, objective.value, objective.advantage
+    if isinstance(loss_kl, KL):
+        if isinstance(loss_kl.estimator, Bound) and loss_kl.estimator.fn is k1:
+            raise ConfigError(
+                "loss_kl=k1 does nothing: its expected gradient is 0; use k2 or k3 in the loss, "
+                "or put k1 in the reward (reward_kl)"
+            )
+        if loss_kl.controller is not None:
+            raise ConfigError(
+                "loss_kl takes no controller; adapt the coefficient of reward_kl instead"
+            )
+    if not isinstance(advantage, Bound):
+        return
+    if advantage.fn is gae and value is None:
+        raise ConfigError("advantage=gae reads a critic; give value=ValueTerm(...)")
+    no_values = advantage.fn is reward_to_go or advantage.fn in GROUP_BASELINES
+    if value is not None and no_values:
+        raise ConfigError(
+            f"value is set, but advantage={advantage.fn.__name__} reads no critic; "
+            "use gae, or value=None"
+        )
+
+
+@pytree
+class Estimate:
+    """Frozen labels of one rollout: the fields of `PolicyBatch` that come from scores.
+
+    `mask_BT` is the final mask, after filters and corrections: the aggregate's weight is taken
+    from it. `metrics` are scalars over the whole rollout.
+    """
+
+    advantage_BT: Array
+    mask_BT: Array
+    return_BT: Array | None
+    correction_BT: Array | None
+    metrics: dict[str, Array]
+
+
+def total_score(scored: Scored) -> Array:
+    """Σ_c score_BC over the functions that apply to the row; 0 where none does."""
+    return masked_sum(scored.score_BC, scored.valid_BC, axis=1)
+
+
+def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
+    """Scores to advantages: shape, filter, place, charge KL, estimate, whiten, correct.
+
+    1. Each row's score is the sum over the reward functions that apply to it. A row that none
+       could score, or that counts no token, leaves the batch: its mask becomes empty, and it
+       enters no baseline, no denominator and no loss.
+    2. `keep_group` judges that score, before shaping, and empties the mask of the rows it drops.
+       The fraction of groups whose scores are all equal is reported either way.
+    3. `shape_score` adds its penalty; the result lands on the last counted token; `reward_kl` is
+       charged at every counted token, on the log-probs of the policy that sampled (`logp_old_BT`,
+       or the sampler's own `logp_full_BT` where the trainer has not scored).
+    4. `advantage`, then `whiten` over all counted tokens of the batch.
+    5. Critic targets: V + Â before whitening, with λ = `value.lam` if given, else the advantage's.
+    6. `correction` weighs tokens by the sampler–trainer gap, and may mask them.
+
+    Args:
+        objective: the algorithm.
+        scored: everything about one rollout; what the objective reads must not be None.
+
+    Raises:
+        ConfigError: `scored` lacks what a part of the objective reads.
+    """
+    _check_scored(objective, scored)
+    score_B, rows_B = total_score(scored), scored_rows(scored)
+    mixed_B = mixed_group(score_B, scored.group_B, rows_B)
+    keep_B = rows_B
+    if objective.keep_group is not None:
+        keep_B = keep_B & objective.keep_group(score_B, scored.group_B, rows_B)
+    kept = replace(scored, mask_BT=scored.mask_BT & keep_B[:, None])
+
+    shaped_B = score_B
+    if objective.shape_score is not None:
+        shaped_B = objective.shape_score(scored, score_B)
+    reward_BT = place_at_last(shaped_B, kept.mask_BT)
+    if objective.reward_kl is not None:
+        kl_BT = objective.reward_kl.estimator(sampled_logp(kept), kept.logp_ref_BT)
+        reward_BT = subtract_kl(reward_BT, kl_BT, objective.reward_kl.coef, kept.mask_BT)
+
+    advantage_BT = jnp.where(kept.mask_BT, objective.advantage(kept, reward_BT), 0)
+    return_BT = _returns(objective, kept, reward_BT, advantage_BT)
+    if objective.whiten is not None:
+        advantage_BT = objective.whiten(advantage_BT, kept.mask_BT)
+    correction_BT, mask_BT = None, kept.mask_BT
+    if objective.correction is not None:
+        correction_BT, mask_BT = objective.correction(
+            kept.logp_old_BT, kept.logp_sampler_BT, mask_BT
+        )
+    metrics = score_metrics(scored, score_B, rows_B, mixed_B, keep_B)
+    metrics |= label_metrics(kept, reward_BT, return_BT, correction_BT)
+    labels = Estimate(
+        advantage_BT=advantage_BT,
+        mask_BT=mask_BT,
+        return_BT=return_BT,
+        correction_BT=correction_BT,
+        metrics=metrics,
+    )
+    return lax.stop_gradient(labels)
+
+
+def _check_scored(objective, scored):
+    wanted = {
+        "logp_ref_BT": ("reward_kl", objective.reward_kl),
+        "value_BT": ("value", objective.value),
+        "logp_old_BT": ("correction", objective.correction),
+        "logp_sampler_BT": ("correction", objective.correction),
+    }
+    for field, (part, setting) in wanted.items():
+        if setting is not None and getattr(scored, field) is None:
+            raise ConfigError(f"{part} reads Scored.{field}, which is None")
+    if objective.reward_kl is not None and sampled_logp(scored) is None:
+        raise ConfigError("reward_kl reads Scored.logp_old_BT or .logp_full_BT; both are None")
+
+
+def _returns(objective, scored, reward_BT, advantage_BT):
+    if objective.value is None:
+        return None
+    if objective.value.lam is not None:
+        advantage_BT = objective.advantage.replace(lam=objective.value.lam)(scored, reward_BT)
+    return jnp.where(scored.mask_BT, scored.value_BT + advantage_BT, 0)
+
+
+def policy_loss(
+    objective: PolicyObjective,
+    logp_BT: Array,
+    batch: PolicyBatch,
+    weight_BT: Array,
+    *,
+    entropy_BT: Array | None = None,
+    value_BT: Array | None = None,
+) -> tuple[Array, dict]:
+    """This micro-batch's part of the loss: Σ_bt w_bt·(c_bt·ℓ_bt + β·kl_bt − η·H_bt + κ·v_bt).
+
+    ℓ the surrogate, c the sampler–trainer weight (on the surrogate alone), kl the `loss_kl`
+    estimate, H the entropy, v the critic's loss. `weight_BT` was taken once from the whole batch,
+    so the losses and gradients of micro-batches are added, never averaged.
+
+    Metrics add the same way, with `ops.totals.add_metrics`, and are read with `metric_values`:
+    a `Share` ("loss", "policy_loss", "kl_loss", "value_loss") is a part of the whole batch's
+    weighted sum and is added; a `Total` (everything per token) holds a sum and the number of
+    tokens in it, both added, divided once at the end; a `Peak` ("ratio_max") takes the larger.
+
+    Args:
+        objective: the algorithm.
+        logp_BT: [B, T] log π of the batch's tokens, with gradient.
+        batch: frozen labels; `logp_old_BT` None means π_old = π, ratio exactly 1.
+        weight_BT: [B, T] from `objective.aggregate`, this micro-batch's rows of it.
+        entropy_BT: [B, T], needed if `objective.entropy` is not None, else only reported.
+        value_BT: [B, T] critic values, aligned with the tokens, needed if `objective.value` is set.
+
+    Raises:
+        ConfigError: something that the objective reads is None.
+    """
+    _check_batch(objective, batch, entropy_BT, value_BT)
+    mask_BT = batch.mask_BT
+    logp_BT = jnp.where(mask_BT, logp_BT.astype(jnp.float32), 0)
+    old_BT = lax.stop_gradient(logp_BT)
+    if batch.logp_old_BT is not None:
+        old_BT = jnp.where(mask_BT, batch.logp_old_BT, 0)
+    ratio_BT = objective.ratio(logp_BT, old_BT, mask_BT)
+    loss_BT = objective.surrogate(logp_BT, old_BT, ratio_BT, batch.advantage_BT, mask_BT)
+    if batch.correction_BT is not None:
+        loss_BT = loss_BT * jnp.where(mask_BT, batch.correction_BT, 1)
+    policy = loss = weighted_sum(loss_BT, weight_BT)
+    metrics = {"policy_loss": Share(part=policy)}
+    if objective.loss_kl is not None:
+        kl_BT = objective.loss_kl.estimator(logp_BT, jnp.where(mask_BT, batch.logp_ref_BT, 0))
+        penalty = objective.loss_kl.coef * weighted_sum(kl_BT, weight_BT)
+        loss, metrics["kl_loss"] = loss + penalty, Share(part=penalty)
+    if objective.entropy is not None:
+        loss = loss - objective.entropy * weighted_sum(entropy_BT, weight_BT)
+    if objective.value is not None:
+        term = objective.value
+        value_loss_BT = term.loss(value_BT, batch.value_old_BT, batch.return_BT, mask_BT)
+        value_loss = weighted_sum(value_loss_BT, weight_BT)
+        loss, metrics["value_loss"] = loss + term.coef * value_loss, Share(part=value_loss)
+    metrics["loss"] = Share(part=loss)
+    metrics |= token_metrics(objective, logp_BT, old_BT, ratio_BT, batch, entropy_BT)
+    return loss, lax.stop_gradient(metrics)
+
+
+def _check_batch(objective, batch, entropy_BT, value_BT):
+    wanted = [
+        ("loss_kl", objective.loss_kl, "batch.logp_ref_BT", batch.logp_ref_BT),
+        ("entropy", objective.entropy, "entropy_BT", entropy_BT),
+        ("value", objective.value, "value_BT", value_BT),
+        ("value", objective.value, "batch.return_BT", batch.return_BT),
+        ("value", objective.value, "batch.value_old_BT", batch.value_old_BT),
+    ]
+    for part, setting, field, array in wanted:
+        if setting is not None and array is None:
+            raise ConfigError(f"{part} reads {field}, which is None")

@@ -1,0 +1,96 @@
+"""Estimators of KL(π ‖ π_ref) from tokens drawn from π, and their coefficient.
+
+The direction, once: every estimator takes (logp_BT, logp_ref_BT), in this order, and its mean
+under π is (k1, k3) or is near (k2) Σ_v π_v·(log π_v − log π_ref,v).
+
+With r = π_ref/π and tokens drawn from π (Schulman 2020, "Approximating KL divergence"):
+
+                     value             gradient used as a loss     used as a reward
+    k1 = −log r      unbiased          0 on average: no use        ∇KL(π ‖ π_ref)
+    k2 = ½(log r)²   slightly biased   ∇KL(π ‖ π_ref)              wrong
+    k3 = r − 1 − log r   unbiased, ≥ 0     ∇KL(π_ref ‖ π)          wrong, even in sign
+
+So put k1 in the reward, k2 or k3 in the loss. A right value does not make a right gradient.
+A mean of k1 below 0 over a large batch means that the tokens were not drawn from π (top-k,
+greedy): none of these estimates is then a KL.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from rlhf_jax.bind import Bound, bind
+from rlhf_jax.errors import check_number
+from rlhf_jax.types import pytree
+
+_LIMIT = 20.0  # exp(20) ≈ 4.9e8; past it k3 is constant and its gradient 0
+
+
+def k1(logp_BT: Array, logp_ref_BT: Array) -> Array:
+    """k1_t = log π(y_t) − log π_ref(y_t): unbiased, of either sign (Schulman 2020).
+
+    Args:
+        logp_BT: [B, T] ≤ 0, nats.
+        logp_ref_BT: [B, T] ≤ 0, nats.
+    """
+    return logp_BT - logp_ref_BT
+
+
+def k2(logp_BT: Array, logp_ref_BT: Array) -> Array:
+    """k2_t = ½(log π(y_t) − log π_ref(y_t))²: ≥ 0, small bias (Schulman 2020). Args as in `k1`."""
+    return 0.5 * (logp_BT - logp_ref_BT) ** 2
+
+
+def k3(logp_BT: Array, logp_ref_BT: Array) -> Array:
+    """k3_t = r − 1 − log r, r = π_ref(y_t)/π(y_t): unbiased, ≥ 0 (2402.03300, eq. 4).
+
+    log r is clamped to ±20: beyond it the value is constant and the gradient 0. `expm1` keeps
+    the digits that exp(x) − 1 − x loses when the two policies are close.
+
+    Args: as in `k1`.
+    """
+    log_r_BT = jnp.clip(logp_ref_BT - logp_BT, -_LIMIT, _LIMIT)
+    return jnp.expm1(log_r_BT) - log_r_BT
+
+
+def adaptive_coef(coef: Array, kl: Array, *, target: float, horizon: float, batch: int) -> Array:
+    """β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·batch/horizon)   (1909.08593, section 2.2)
+
+    The form of the authors' code, which scales by the episodes seen. A fixed coefficient has no
+    controller: None.
+
+    Args:
+        coef: β > 0 now.
+        kl: mean over responses of the summed k1, nats per response.
+        target: nats per response, > 0.
+        horizon: episodes, > 0.
+        batch: episodes since the last call, ≥ 1.
+    """
+    error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
+    return coef * (1.0 + error * batch / horizon)
+
+
+@pytree
+class KL:
+    """A KL penalty: an estimator, its coefficient β ≥ 0, and None or what adapts β.
+
+    `controller(coef, kl) -> coef` is called once a rollout by whoever holds the coefficient in
+    the train state.
+
+    Raises:
+        ConfigError: the coefficient is negative or not finite.
+    """
+
+    estimator: Bound
+    coef: float
+    controller: Bound | None = None
+
+    def __post_init__(self):
+        for name in ("estimator", "controller"):
+            fn = getattr(self, name)
+            if callable(fn) and not isinstance(fn, Bound):
+                object.__setattr__(self, name, bind(fn))
+        # A traced coefficient is no Python number and cannot be checked.
+        if isinstance(self.coef, (int, float)):
+            check_number("KL coef", self.coef, low=0.0)
