@@ -36,12 +36,17 @@ def clipped_tokens(
     return dead_BT & (ratio_BT < 1), dead_BT & (ratio_BT > 1)
 
 
-def score_metrics(scored, score_B, rows_B, mixed_B, keep_B):
+def score_metrics(
+    scored: Scored, score_B: Array, rows_B: Array, mixed_B: Array, keep_B: Array
+) -> dict[str, Array]:
+    """What the reward functions and the filters did, over all rows of the rollout.
+
+    `score` is before shaping; `groups_equal` and `groups_kept` are fractions of the groups.
+    """
     length_B = jnp.sum(scored.mask_BT, axis=1, dtype=jnp.float32)
     # One entry a group: a row counts 1/(rows of its group).
-    size_B = (
-        jnp.zeros_like(length_B).at[scored.group_B].add(rows_B.astype(jnp.float32))[scored.group_B]
-    )
+    counts_B = rows_B.astype(jnp.float32)
+    size_B = jax.ops.segment_sum(counts_B, scored.group_B, rows_B.shape[0])[scored.group_B]
     one_B = jnp.where(rows_B, 1.0 / jnp.maximum(size_B, 1.0), 0.0)
     groups = jnp.maximum(jnp.sum(one_B), 1.0)
     return {
@@ -55,7 +60,14 @@ def score_metrics(scored, score_B, rows_B, mixed_B, keep_B):
     }
 
 
-def label_metrics(scored, reward_BT, return_BT, correction_BT):
+def label_metrics(
+    scored: Scored, reward_BT: Array, return_BT: Array | None, correction_BT: Array | None
+) -> dict[str, Array]:
+    """What the labels look like, over the rows and tokens that were kept.
+
+    `reward` is a row's sum after shaping and KL; `kl_response` the mean over rows of the summed
+    k1, nats per response; `sampler_gap` the mean |log π_old − log π| of trainer and sampler.
+    """
     mask_BT = scored.mask_BT
     row_B = jnp.any(mask_BT, axis=1)
     metrics = {"reward": masked_mean(masked_sum(reward_BT, mask_BT, axis=1), row_B)}
@@ -80,7 +92,15 @@ def label_metrics(scored, reward_BT, return_BT, correction_BT):
     return metrics
 
 
-def token_metrics(objective, logp_BT, old_BT, ratio_BT, batch, entropy_BT):
+def token_metrics(
+    objective,
+    logp_BT: Array,
+    old_BT: Array,
+    ratio_BT: Array,
+    batch: PolicyBatch,
+    entropy_BT: Array | None,
+) -> dict[str, Total | Peak]:
+    """Additive per-token metrics of one micro-batch; log-probs already 0 outside the mask."""
     mask_BT = batch.mask_BT
     low_BT, high_BT = clipped_tokens(objective, logp_BT, old_BT, batch.advantage_BT, mask_BT)
     metrics = {
