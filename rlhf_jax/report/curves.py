@@ -1,0 +1,135 @@
+"""A run's curves as one picture, drawn from its metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# told apart without colour: dash and marker, in order of the series of a panel
+STYLES = (
+    {"color": "black", "linestyle": "-", "linewidth": 1.4},
+    {"color": "black", "linestyle": "--", "linewidth": 1.2, "marker": "o", "markersize": 4},
+    {"color": "0.45", "linestyle": "-.", "linewidth": 1.4},
+    {"color": "0.45", "linestyle": ":", "linewidth": 1.6, "marker": "s", "markersize": 3},
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: `series` is (metric name, label) pairs, drawn where they were logged."""
+
+    title: str
+    unit: str
+    series: tuple[tuple[str, str], ...]
+
+
+ONLINE_PANELS = (
+    Panel("Score", "score", (("score", "training"), ("eval/score", "held-out"))),
+    Panel("Accuracy", "fraction right", (("accuracy", "training"), ("eval/accuracy", "held-out"))),
+    Panel(
+        "KL to the reference",
+        "nats / completion",
+        (("kl_response", "training"), ("eval/kl", "held-out")),
+    ),
+    Panel("Response length", "tokens", (("length", "training"), ("eval/length", "held-out"))),
+    Panel("Entropy", "nats / token", (("entropy", "training"),)),
+    Panel("Gradient norm", "before clipping", (("grad_norm", "policy"),)),
+    Panel(
+        "Clipped tokens",
+        "fraction",
+        (("clip_low", "A < 0, below"), ("clip_high", "A > 0, above")),
+    ),
+    Panel("Loss", "loss", (("loss", "policy"), ("value_loss", "critic"))),
+)
+
+
+def series_of(
+    lines: Iterable[Mapping[str, Any]], metric: str, phase: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a metric, where it was logged as a number."""
+    points = [
+        (line["step"], line[metric])
+        for line in lines
+        if line["phase"] == phase and line.get(metric) is not None
+    ]
+    return tuple(np.asarray(column) for column in zip(*points, strict=True)) if points else ((), ())
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean over the last `window` values, of as many as there are at the beginning."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    end = np.arange(1, len(values) + 1)
+    begin = np.maximum(end - window, 0)
+    return (sums[end] - sums[begin]) / (end - begin)
+
+
+def draw_curves(
+    lines: Sequence[Mapping[str, Any]],
+    path: str | Path,
+    *,
+    title: str,
+    phase: str = "train",
+    panels: Sequence[Panel] = ONLINE_PANELS,
+    columns: int = 3,
+    max_panels: int = 6,
+) -> list[str]:
+    """Write a PNG with the first `max_panels` panels for which something was logged.
+
+    Where a line has more than 60 points, it is the running mean of a twentieth of them over the
+    raw values in pale grey.
+
+    Args:
+        lines: of metrics.jsonl.
+        path: of the picture.
+        title: above it: what was run.
+        phase: whose steps are drawn.
+        panels: what may be drawn, the most wanted first.
+        columns: panels side by side.
+        max_panels: at most so many.
+
+    Returns:
+        Titles of the panels drawn; none, and no file, if nothing was logged.
+    """
+    found = []
+    for panel in panels:
+        series = [(label, *series_of(lines, metric, phase)) for metric, label in panel.series]
+        if any(len(steps) for _, steps, _ in series):
+            found.append((panel, series))
+    found = found[:max_panels]
+    if not found:
+        return []
+    across = min(columns, len(found))
+    down = -(-len(found) // across)
+    figure = Figure(figsize=(4.2 * across, 2.9 * down + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)  # no window system, and no global state as pyplot has
+    figure.suptitle(title)
+    for i, (panel, series) in enumerate(found):
+        _draw_panel(figure.add_subplot(down, across, i + 1), panel, series)
+    figure.savefig(path, dpi=110)
+    return [panel.title for panel, _ in found]
+
+
+def _draw_panel(axes, panel: Panel, series) -> None:
+    # a series keeps its style where the one before it was not logged
+    for (label, steps, values), style in zip(series, STYLES, strict=False):
+        if len(values) == 0:
+            continue
+        if len(values) > 60:
+            axes.plot(steps, values, color="0.8", linewidth=0.7, zorder=1)
+            values = smooth(values, len(values) // 20)
+        if len(values) == 1:
+            style = {"marker": "o", **style}
+        axes.plot(steps, values, label=label, zorder=2, **style)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel("step")
+    axes.set_ylabel(panel.unit)
+    axes.grid(True, color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(series) > 1:
+        axes.legend(frameon=False, fontsize=8)

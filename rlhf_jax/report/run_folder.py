@@ -1,0 +1,223 @@
+"""The folder of a run: all that is left of it when the process is gone.
+
+    config.json     resolved config, versions, commit, devices, command
+    metrics.jsonl   one line a logged step: {"phase", "step", "time", metrics}
+    samples.jsonl   {"phase", "step", fields of one completion}
+    tensorboard/    the same metrics as events, one TensorBoard run a phase
+    checkpoints/    what the run resumes from
+    policy/         the policy as a Hugging Face folder
+    curves.png      result.json
+
+A phase is a part of a run with step numbers of its own ("warmup", "train"). `step` counts
+finished steps: 0 is before the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.report.resolved import resolved, surroundings
+
+LABELS = ("phase", "step", "time")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file holds the old text or the new, whenever the process dies."""
+    new = path.with_name(path.name + ".new")
+    with open(new, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; [] if it is missing. A torn last line is left out.
+
+    Raises:
+        ConfigError: another line is not JSON.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    torn = lines.pop()  # what follows the last newline: empty, unless a write was interrupted
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged before its last line ({torn!r}): {error}") from None
+
+
+class RunFolder:
+    """Writes the files above; reads back what a resumed run needs.
+
+    Args:
+        path: the folder, made if missing.
+        writes: False on every process but the first: nothing is then written.
+
+    Raises:
+        ConfigError: the path is a file, or the folder cannot be made.
+    """
+
+    def __init__(self, path: str | Path, *, writes: bool = True):
+        self.path = Path(path)
+        self.writes = writes
+        self.checkpoints = self.path / "checkpoints"
+        self.policy = self.path / "policy"
+        self.curves = self.path / "curves.png"
+        self._metrics = self.path / "metrics.jsonl"
+        self._samples = self.path / "samples.jsonl"
+        self._boards: dict[str, Any] = {}
+        self._last: dict[str, tuple[int, set[str]]] = {}  # phase -> last step, names it has
+        if writes:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"the run folder {path} cannot be made: {error}") from None
+            self._rewrite(keep=lambda line: True)  # ends a line that a crash has torn
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def config(self) -> dict[str, Any] | None:
+        """The resolved config that the folder was begun with; None if it is new."""
+        file = self.path / "config.json"
+        return json.loads(file.read_text())["config"] if file.exists() else None
+
+    def write_config(self, config: Any) -> None:
+        """Record the config of this run, resolved, and what it runs on.
+
+        Where the run is resumed, the record of the processes before it is kept under "earlier".
+        """
+        file = self.path / "config.json"
+        earlier = []
+        if file.exists():
+            before = json.loads(file.read_text())
+            del before["config"]
+            earlier = [*before.pop("earlier"), before]
+        self._write_json(
+            file.name,
+            {
+                "config": resolved(config),
+                **surroundings(),
+                "command": [sys.executable, *sys.orig_argv[1:]],
+                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "earlier": earlier,
+            },
+        )
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """The headline numbers of the finished run."""
+        self._write_json("result.json", resolved(dict(result)))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every logged line, in order."""
+        return read_jsonl(self._metrics)
+
+    def log(self, step: int, metrics: Mapping[str, Any], *, phase: str = "train") -> None:
+        """Append the metrics of one step; they are on disk when this returns.
+
+        Args:
+            step: finished steps, never less than at the phase's last call.
+            metrics: name -> number; a value that is not finite is written as null. Names may be
+                spread over several calls of one step, each once.
+            phase: the part of the run that `step` counts in.
+
+        Raises:
+            ValueError: the step goes back, or one of its metrics is logged already.
+        """
+        if not self.writes:
+            return
+        last, names = self._last.get(phase, (0, set()))
+        if step < last:
+            raise ValueError(f"{phase} step {step} comes after step {last}")
+        taken = set(LABELS) | (names if step == last else set())
+        if taken & metrics.keys():
+            raise ValueError(f"{phase} step {step} has {sorted(taken & metrics.keys())} already")
+        numbers = resolved(dict(metrics))
+        line = {"phase": phase, "step": step, "time": round(time.time(), 3), **numbers}
+        self._append(self._metrics, [line])
+        self._note(line)
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                self._board(phase).add_scalar(name, value, step)
+
+    def sample(
+        self, step: int, samples: Iterable[Mapping[str, Any]], *, phase: str = "train"
+    ) -> None:
+        """Append completions of one step, each with its prompt, scores and what else is told."""
+        labels = {"phase": phase, "step": step}
+        self._append(self._samples, [{**labels, **resolved(dict(s))} for s in samples])
+
+    def cut_back(self, step: int, *, phase: str = "train") -> None:
+        """Forget what was logged past a restored checkpoint, so that no step is logged twice.
+
+        Kept are the phase's lines up to `step`, and the phases that began before it. A line torn
+        by a crash goes too. Call it with step −1 to begin a phase anew.
+        """
+        if not self.writes:
+            return
+        order = list(dict.fromkeys(line["phase"] for line in self.metrics()))
+        earlier = order[: order.index(phase)] if phase in order else order
+
+        def keep(line):
+            in_time = line["phase"] == phase and line["step"] <= step
+            return in_time or line["phase"] in earlier
+
+        self._rewrite(keep)
+        self.close()
+        for board in (self.path / "tensorboard").glob("*"):
+            if board.name not in earlier:
+                self._board(board.name, purge_step=step + 1 if board.name == phase else 0)
+
+    def close(self) -> None:
+        """Flush and close the event files; the folder can still be read."""
+        for board in self._boards.values():
+            board.close()
+        self._boards = {}
+
+    def _board(self, phase: str, purge_step: int | None = None):
+        if phase not in self._boards:
+            # imported here: where torch is installed, tensorboardX imports it
+            from tensorboardX import SummaryWriter
+
+            folder = self.path / "tensorboard" / phase
+            # TensorBoard drops what older files hold from purge_step on. Files are named by the
+            # second, and a second writer in that second would overwrite the first.
+            suffix = f".{len(list(folder.glob('*')))}" if folder.exists() else ".0"
+            self._boards[phase] = SummaryWriter(
+                str(folder), purge_step=purge_step, filename_suffix=suffix
+            )
+        return self._boards[phase]
+
+    def _note(self, line: dict[str, Any]) -> None:
+        last, names = self._last.get(line["phase"], (None, set()))
+        names = names if line["step"] == last else set()
+        self._last[line["phase"]] = line["step"], names | line.keys()
+
+    def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        for file in (self._metrics, self._samples):
+            if file.exists():
+                kept = [json.dumps(line) + "\n" for line in read_jsonl(file) if keep(line)]
+                write_atomically(file, "".join(kept))
+        self._last = {}
+        for line in self.metrics():
+            self._note(line)
+
+    def _append(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        if self.writes and lines:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        if self.writes:
+            write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
