@@ -8,8 +8,8 @@ from jax import Array, lax
 
 from rlhf_jax.losses.kl import k1, k3
 from rlhf_jax.ops.masked import masked_count, masked_mean, masked_sum, masked_var
-from rlhf_jax.ops.totals import Peak, total
-from rlhf_jax.types import Scored
+from rlhf_jax.ops.totals import Peak, Total, total
+from rlhf_jax.types import PolicyBatch, Scored
 
 
 def sampled_logp(scored: Scored) -> Array | None:
