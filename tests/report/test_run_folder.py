@@ -131,7 +131,7 @@ def test_killed_while_logging_and_resumed(tmp_path):
 
 
 def test_events_and_what_a_resume_takes_back(tmp_path):
-    """A second event file that purges from the restored step on, and does not overwrite the first."""
+    """A second event file purges from the restored step on and leaves the first as it is."""
     with RunFolder(tmp_path) as run:
         run.log(1, {"loss": 0.25, "bad": None}, phase="warmup")
         run.log(1, {"loss": 0.5})
@@ -187,5 +187,5 @@ def test_other_processes_write_nothing(tmp_path):
 
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="run folder .* cannot be made"):
+    with pytest.raises(ConfigError, match=r"run folder .* cannot be made"):
         RunFolder(tmp_path / "run")
