@@ -90,8 +90,8 @@ def _score(head_DV, hidden_BSD, target_BS, temperature, vocab, *, with_entropy):
     logp_BS = jnp.sum(jnp.where(hit_BSV, logits_BSV, 0.0), axis=-1) - log_sum_BS
     if not with_entropy:
         return (logp_BS,)
-    prob_BSV = jnp.exp(logits_BSV - log_sum_BS[:, :, None])
-    return logp_BS, log_sum_BS - jnp.sum(prob_BSV * logits_BSV, axis=-1)
+    log_prob_BSV = logits_BSV - log_sum_BS[:, :, None]
+    return logp_BS, -jnp.sum(jnp.exp(log_prob_BSV) * log_prob_BSV, axis=-1)
 
 
 def _scan_chunks(score, head_DV, hidden_BSD, target_BS, count, chunk):
