@@ -65,7 +65,14 @@ def sum_splits(
 def sum_prompts(
     *, warmup: int = 4000, rl: int = 4000, held_out: int = 500, seed: int = 0
 ) -> tuple[list[Row], list[Row]]:
-    """The last two sets of `sum_splits` with the same arguments: (rl, held-out)."""
+    """(rl, held-out) of `sum_splits`, for a loop that only rewards.
+
+    Args:
+        warmup: problems kept for the supervised warm-up.
+        rl: training prompts.
+        held_out: problems to measure on.
+        seed: which problems go where.
+    """
     return sum_splits(warmup=warmup, rl=rl, held_out=held_out, seed=seed)[1:]
 
 
@@ -96,6 +103,20 @@ def demonstrations(rows: Sequence[Row], *, slip: float, seed: int, draws: int = 
         for forgotten_of_draw in slips
         for row, forgotten in zip(rows, forgotten_of_draw, strict=True)
     ]
+
+
+def sloppy_sums(
+    *,
+    warmup: int = 4000,
+    rl: int = 4000,
+    held_out: int = 500,
+    seed: int = 0,
+    slip: float = 0.6,
+    draws: int = 4,
+) -> list[Row]:
+    """`demonstrations` of the warm-up problems of `sum_splits` with the same arguments."""
+    rows = sum_splits(warmup=warmup, rl=rl, held_out=held_out, seed=seed)[0]
+    return demonstrations(rows, slip=slip, seed=seed, draws=draws)
 
 
 def _carries(a: int, b: int) -> tuple[bool, bool]:
