@@ -83,8 +83,11 @@ class KL:
     """
 
     estimator: Bound
+    """k1, k2 or k3."""
     coef: float
+    """β ≥ 0."""
     controller: Bound | None = None
+    """What adapts β; None: it is fixed."""
 
     def __post_init__(self):
         for name in ("estimator", "controller"):

@@ -59,8 +59,11 @@ class ValueTerm:
     """
 
     loss: Bound
+    """squared or clipped_squared."""
     coef: float
+    """Factor of the critic's loss, ≥ 0."""
     lam: float | None = None
+    """λ of the critic's targets, in [0, 1]; None: the advantage's own."""
 
     def __post_init__(self):
         if callable(self.loss) and not isinstance(self.loss, Bound):
