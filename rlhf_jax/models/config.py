@@ -24,17 +24,29 @@ class DecoderConfig:
     """
 
     vocab_size: int
+    """Tokens of the tokenizer."""
     num_layers: int = 4
+    """Blocks of attention and feed-forward."""
     d_model: int = 128
+    """Width of the residual stream."""
     num_heads: int = 4
+    """Query heads."""
     num_kv_heads: int = 4
+    """Key/value heads; divides num_heads."""
     head_dim: int = 32
+    """Width of a head, even."""
     d_ff: int = 384
+    """Width of the feed-forward layer."""
     rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
     norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = True
+    """The head is the embedding, transposed."""
     max_positions: int = 2048
+    """Longest sequence, in tokens."""
     vocab_padded: int | None = None
+    """Rows of the embedding; None: vocab_size."""
 
     def __post_init__(self):
         if self.vocab_padded is None:
