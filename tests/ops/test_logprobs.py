@@ -1,5 +1,7 @@
 """Token log-probs: the shift, the temperature, the chunks, and the memory they save."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,9 +125,9 @@ def test_low_precision_hidden_gives_float32_logprobs():
 
 
 def test_low_precision_head_gradient_is_summed_in_float32():
-    # 64 chunks that add .38 each to 24: a bfloat16 running sum has steps of .125 there
-    hidden_BTD = jnp.ones((1, 65, 1), jnp.bfloat16)
-    tokens_BT = jnp.zeros((1, 65), jnp.int32)
+    # 512 chunks of .38 each, in all 193: from 128 on a bfloat16 sum has steps of 1 and stalls
+    hidden_BTD = jnp.ones((1, 513, 1), jnp.bfloat16)
+    tokens_BT = jnp.zeros((1, 513), jnp.int32)
 
     @partial(jax.jit, static_argnums=1)
     @jax.grad
@@ -133,7 +135,7 @@ def test_low_precision_head_gradient_is_summed_in_float32():
         return token_logprobs(hidden_BTD, head_DV, tokens_BT, chunk=chunk)[0].sum()
 
     head_DV = jnp.array([[0.3, -0.2]], jnp.bfloat16)
-    whole_DV, cut_DV = (np.asarray(gradient(head_DV, n), np.float32) for n in (64, 1))
+    whole_DV, cut_DV = (np.asarray(gradient(head_DV, n), np.float32) for n in (512, 1))
     np.testing.assert_allclose(cut_DV, whole_DV, rtol=2**-8)
 
 
