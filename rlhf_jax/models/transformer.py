@@ -21,7 +21,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rlhf_jax.errors import check_choice
-from rlhf_jax.models.attention import causal_mask, full_attention
+from rlhf_jax.models.attention import cached_attention, causal_mask, full_attention
+from rlhf_jax.models.cache import OwnCache, PromptCache, write_own
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.layers import Block, Embed, Head, RMSNorm, one_layer, rotary, stacked
 
@@ -45,11 +46,15 @@ class Model:
             rotations, softmax and logits are float32 whatever it is.
         remat: what `hidden` keeps for its backward pass: "none" recomputes nothing, "dots"
             recomputes all but the matmuls with weights, "full" whole layers.
+        unroll_decode: how `decode` walks the layers. True: one after the other in the program,
+            each with caches of its own. False: a loop over stacked caches, updated in place; the
+            program does not grow with depth. None: True on CPU, else False.
     """
 
     config: DecoderConfig
     compute_dtype: DTypeLike = jnp.float32
     remat: str = "none"
+    unroll_decode: bool | None = None
 
     def __post_init__(self):
         check_choice("remat", self.remat, REMAT)
@@ -103,12 +108,91 @@ class Model:
             self.config.vocab_size,
         )
 
+    def prepare(self, params: Params) -> Params:
+        """The parameters as `prefill`, `decode`, `head` and `logits` read them in a decoding loop:
+        matrices in `compute_dtype` and, if layers are unrolled, cut into N trees, both once
+        instead of at every step."""
+
+        def cast(path, x):
+            is_scale = path[-1].key.startswith("scale")
+            return x if is_scale else x.astype(self.compute_dtype)
+
+        params = jax.tree_util.tree_map_with_path(cast, params)
+        return {**params, "layers": self._cut(params["layers"])} if self._unrolls() else params
+
+    def prefill(
+        self, params: Params, tokens_PL: Array, attend_PL: Array
+    ) -> tuple[Array, PromptCache]:
+        """Run left-padded prompts once.
+
+        Args:
+            params: as `init` returns (not prepared).
+            tokens_PL, attend_PL: prompts that end at column L − 1.
+
+        Returns:
+            last_PD: the hidden state of each prompt's last token, from which its samples draw
+                their first; and the cache they share.
+        """
+        hidden_PLD, kv = self._run(params, tokens_PL, attend_PL, keep_kv=True)
+        k, v = (x.swapaxes(2, 3) for x in kv)  # NPLJK -> NPJLK
+        if self._unrolls():
+            k, v = self._cut(k), self._cut(v)
+        return hidden_PLD[:, -1], PromptCache(k=k, v=v, attend_PL=attend_PL.astype(bool))
+
+    def decode(
+        self, prepared: Params, tokens_PG: Array, prompt: PromptCache, own: OwnCache
+    ) -> tuple[Array, OwnCache]:
+        """Append one token to every sample.
+
+        Args:
+            prepared: parameters from `prepare`.
+            tokens_PG: the next token of each sample, its (own.length + 1)-th.
+            prompt, own: caches; `own` must have a free column.
+
+        Returns:
+            hidden_PGD of these tokens, and `own` with their keys and values written.
+        """
+        config = self.config
+        position_PG = (prompt.attend_PL.sum(1) + own.length)[:, None]  # broadcast over G
+        rotate = rotary(position_PG, config.head_dim, config.rope_theta)
+
+        def layer(x_PGD, weights, prompt_kv, own_kv):
+            def attend(q, k, v):
+                kv = tuple(
+                    write_own(c, new, own.length) for c, new in zip(own_kv, (k, v), strict=True)
+                )
+                heads = cached_attention(q, prompt_kv, kv, prompt.attend_PL, own.length + 1)
+                return heads, kv
+
+            return block_of(config, weights)(x_PGD, rotate, attend)
+
+        over = _unrolled_layers if self._unrolls() else _looped_layers
+        x_PGD, (k, v) = over(
+            layer,
+            self.embed(prepared, tokens_PG),
+            prepared["layers"],
+            (prompt.k, prompt.v),
+            (own.k, own.v),
+        )
+        return self.norm_out(prepared, x_PGD), OwnCache(k=k, v=v, length=own.length + 1)
+
     def embed(self, params: Params, tokens: Array) -> Array:
         return jnp.take(params["embed"]["w_VD"], tokens, axis=0).astype(self.compute_dtype)
 
     def norm_out(self, params: Params, x: Array) -> Array:
         norm = RMSNorm(self.config.d_model, self.config.norm_eps)
         return nnx.merge(nnx.split(norm)[0], params["norm_out"])(x)
+
+    def _unrolls(self) -> bool:
+        # On CPU a loop over stacked layers copies each layer's weights and caches out of the stack
+        # at every step. Accelerators pay for a long program instead.
+        if self.unroll_decode is None:
+            return jax.default_backend() == "cpu"
+        return self.unroll_decode
+
+    def _cut(self, tree: Any) -> tuple:
+        """A stacked tree as N trees without the leading axis."""
+        return tuple(jax.tree.map(lambda x, n=n: x[n], tree) for n in range(self.config.num_layers))
 
     def _run(self, params: Params, tokens_BT: Array, attend_BT: Array, *, keep_kv: bool):
         """-> hidden_BTD and, if asked, every layer's rotated keys and values [N, B, T, J, K]."""
@@ -129,6 +213,31 @@ class Model:
             layer = jax.checkpoint(layer, policy=REMAT[self.remat], prevent_cse=False)
         x_BTD, kv = jax.lax.scan(layer, self.embed(params, tokens_BT), params["layers"])
         return self.norm_out(params, x_BTD), kv
+
+
+def _unrolled_layers(layer, x, weights, prompt_kv, own_kv):
+    written = []
+    for w, pk, pv, k, v in zip(weights, *prompt_kv, *own_kv, strict=True):
+        x, kv = layer(x, w, (pk, pv), (k, v))
+        written.append(kv)
+    return x, tuple(zip(*written, strict=True))
+
+
+def _looped_layers(layer, x, weights, prompt_kv, own_kv):
+    # The whole stacked cache is carried and updated in place; as scan inputs and outputs it would
+    # be copied at every step.
+    def step(n, carry):
+        x, own_kv = carry
+        w, prompt, own = jax.tree.map(
+            lambda a: jax.lax.dynamic_index_in_dim(a, n, 0, keepdims=False),
+            (weights, prompt_kv, own_kv),
+        )
+        x, kv = layer(x, w, prompt, own)
+        put = lambda a, new: jax.lax.dynamic_update_index_in_dim(a, new, n, 0)  # noqa: E731
+        return x, jax.tree.map(put, own_kv, kv)
+
+    depth = jax.tree.leaves(weights)[0].shape[0]
+    return jax.lax.fori_loop(0, depth, step, (x, own_kv))
 
 
 def mask_vocab(logits: Array, vocab_size: int) -> Array:
