@@ -72,14 +72,13 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh, *, table=TABLE) -> P
             f"the rule for {path} {shape} is {spec}: use each of {tuple(mesh.shape)} at most once, "
             f"and at most {len(shape)} entries"
         )
-    entries = list(spec)
     for dim, names in enumerate(axes):
         parts = _size(mesh, names)
         if shape[dim] % parts and _KV_HEADS.search(path) and dim == _KV_DIM:
-            entries[dim] = None
+            axes[dim] = ()
         else:
             check_divides(f"{path} dimension {dim}", shape[dim], f"mesh {'*'.join(names)}", parts)
-    return P(*entries)
+    return _shortest(mesh, axes)
 
 
 def sharding_tree(mesh: Mesh, tree: Any, *, table=TABLE) -> Any:
@@ -114,7 +113,7 @@ def shard(mesh: Mesh, tree: Any) -> Any:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over data and fsdp, everything else whole: for arrays [B, ...]."""
-    return NamedSharding(mesh, P(ROW_AXES))
+    return NamedSharding(mesh, _shortest(mesh, [ROW_AXES]))
 
 
 def shard_rows(mesh: Mesh, batch: Any) -> Any:
@@ -132,7 +131,8 @@ def constrain_rows(mesh: Mesh | None, batch: Any, *, dim: int = 0) -> Any:
     """Inside jit: keep dimension `dim` of every array split over the row shards."""
     if mesh is None:
         return batch
-    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P(*[None] * dim, ROW_AXES)))
+    sharding = NamedSharding(mesh, _shortest(mesh, [()] * dim + [ROW_AXES]))
+    return jax.lax.with_sharding_constraint(batch, sharding)
 
 
 def row_shards(mesh: Mesh | None) -> int:
@@ -148,6 +148,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def padded_vocab(vocab: int, tensor: int) -> int:
     """The smallest multiple of `tensor` that holds `vocab`; the extra columns are masked."""
     return -(-vocab // tensor) * tensor
+
+
+def _shortest(mesh: Mesh, axes: list[tuple[str, ...]]) -> P:
+    """A spec without axes of size 1 and trailing Nones.
+
+    Compiled programs report their outputs' shardings in this form. Inputs in another form would
+    be told apart from them, and the second step of a run would miss jit's fast path.
+    """
+    used = [tuple(name for name in names if mesh.shape[name] > 1) for names in axes]
+    entries = [names[0] if len(names) == 1 else names or None for names in used]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
 
 
 def _names(entry) -> tuple[str, ...]:

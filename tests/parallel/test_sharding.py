@@ -70,14 +70,21 @@ def test_parts_on_the_devices(mesh):
 
 def test_kv_heads_fewer_than_the_tensor_axis_are_replicated(mesh):
     path = "policy/layers/attn/k_NDJK"
-    assert spec_for(path, (2, 32, 4, 4), mesh) == P(None, "fsdp", "tensor", None)
-    assert spec_for(path, (2, 32, 2, 4), mesh) == P(None, "fsdp", None, None)
+    assert spec_for(path, (2, 32, 4, 4), mesh) == P(None, "fsdp", "tensor")
+    assert spec_for(path, (2, 32, 2, 4), mesh) == P(None, "fsdp")
     # the exception is for key/value heads alone: query heads must divide
     with pytest.raises(ConfigError, match=r"q_NDHK dimension 2=2 .*tensor=4"):
         spec_for("policy/layers/attn/q_NDHK", (2, 32, 2, 4), mesh)
     # and for their J dimension alone
     with pytest.raises(ConfigError, match=r"k_NDJK dimension 1=33"):
         spec_for(path, (2, 33, 4, 4), mesh)
+
+
+def test_axes_of_one_device_are_not_named():
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    assert spec_for("embed/w_VD", (64, 32), mesh) == P(None, "fsdp")
+    assert spec_for("attn/q_NDHK", (2, 32, 3, 4), mesh) == P(None, "fsdp")
+    assert batch_sharding(mesh).spec == P("fsdp")
 
 
 def test_no_rule_is_an_error(mesh):

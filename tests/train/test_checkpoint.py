@@ -150,7 +150,7 @@ def test_all_damaged_is_an_error_not_a_fresh_start(saver):
     lose_a_file(saver.path(5))
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(ConfigError, match="all 1 checkpoints .* are damaged"),
+        pytest.raises(ConfigError, match=r"all 1 checkpoints .* are damaged"),
     ):
         saver.restore_latest({"x": jnp.zeros(3)})
 
@@ -206,7 +206,7 @@ def test_kill_at_any_moment(tmp_path, delay):
     np.testing.assert_array_equal(restored["x"], host["step"])
 
 
-@pytest.mark.parametrize("bad", [dict(every=0), dict(keep=0), dict(every=float("nan"))])
+@pytest.mark.parametrize("bad", [{"every": 0}, {"keep": 0}, {"every": float("nan")}])
 def test_bad_config(bad):
     with pytest.raises(ConfigError, match=f"checkpoint.{next(iter(bad))}"):
         CheckpointConfig(**bad)

@@ -38,7 +38,7 @@ def test_decay_pulls_matrices_and_not_scales():
 def test_clipping_scales_to_the_norm():
     # With eps far above the moments Adam is linear: m̂/eps. Norm of the gradient: sqrt(6·9) = 7.35
     grads = jax.tree.map(lambda x: jnp.full_like(x, 3.0), params())
-    cfg = dict(learning_rate=1.0, eps=1e6)
+    cfg = {"learning_rate": 1.0, "eps": 1e6}
     plain = one_update(OptimConfig(**cfg, max_grad_norm=None), grads)
     clipped = one_update(OptimConfig(**cfg, max_grad_norm=np.sqrt(54.0) / 2), grads)
     step = lambda new: 2.0 - np.float64(new["mlp"]["gate_NDF"][0, 0, 0])  # noqa: E731
@@ -79,16 +79,16 @@ def test_no_recorded_rate():
 @pytest.mark.parametrize(
     "bad",
     [
-        dict(learning_rate=-1.0),
-        dict(learning_rate=float("nan")),
-        dict(schedule="cosinus"),
-        dict(warmup_updates=-1),
-        dict(end_fraction=1.5),
-        dict(weight_decay=float("inf")),
-        dict(b1=1.0),
-        dict(b2=-0.1),
-        dict(eps=0.0),
-        dict(max_grad_norm=0.0),
+        {"learning_rate": -1.0},
+        {"learning_rate": float("nan")},
+        {"schedule": "cosinus"},
+        {"warmup_updates": -1},
+        {"end_fraction": 1.5},
+        {"weight_decay": float("inf")},
+        {"b1": 1.0},
+        {"b2": -0.1},
+        {"eps": 0.0},
+        {"max_grad_norm": 0.0},
     ],
 )
 def test_bad_numbers(bad):

@@ -1,0 +1,205 @@
+"""One optimizer update: log-probs, loss, summed gradients, clip, step. Pure, jitted, donated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from rlhf_jax.algorithms.objective import PolicyObjective, policy_loss
+from rlhf_jax.losses.aggregate import token_mean, weighted_sum
+from rlhf_jax.losses.sft import next_token_loss
+from rlhf_jax.ops.logprobs import shift_right
+from rlhf_jax.ops.totals import total
+from rlhf_jax.parallel.sharding import constrain
+from rlhf_jax.train.microbatch import summed_gradients
+from rlhf_jax.train.optim import read_learning_rate
+from rlhf_jax.train.scoring import forward_logprobs, forward_values
+from rlhf_jax.train.state import CriticState, TrainState
+from rlhf_jax.types import PolicyBatch, SFTBatch, replace
+
+
+def make_update(
+    model,
+    tx: optax.GradientTransformation,
+    *,
+    temperature: float,
+    micro_rows: int | None = None,
+    critic_model=None,
+    critic_tx: optax.GradientTransformation | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[TrainState, PolicyObjective, PolicyBatch], tuple[TrainState, dict]]:
+    """update(state, objective, batch) -> (state, metrics) for every policy-gradient algorithm.
+
+    θ ← θ − tx(Σ_parts ∇ policy_loss(part)); the weight of every token is `objective.aggregate`
+    of the whole batch, taken before the batch is cut, so the cut changes nothing. The objective
+    is an argument: its numbers are traced, a schedule or an adaptive β compiles nothing anew.
+
+    Args:
+        model: the policy's decoder.
+        tx: the policy's optimizer, any optax transformation.
+        temperature: the sampler's; log-probs are of softmax(z/τ).
+        micro_rows: rows of one forward and backward pass; None: all.
+        critic_model: decoder of the critic's trunk; read where the state has a critic.
+        critic_tx: the critic's optimizer, likewise.
+        mesh: keeps rows, gradients and the new state on it.
+
+    Returns:
+        A jitted function that donates the state. A loss or gradient that is not finite leaves
+        parameters and optimizer state as they were. Metrics: those of `policy_loss` as additive
+        records; `grad_norm` (before clipping), `critic_grad_norm`, `learning_rate`, `updates`,
+        `skipped` (bool), `rows_bad_B` (True for the rows to blame of a skipped update). See
+        `train.metrics`.
+
+    Raises (when first called):
+        ConfigError: `micro_rows` does not divide, or the objective reads what the batch lacks.
+    """
+
+    def loss_fn(params, part, objective):
+        batch, weight_BT = part
+        logp_BT, entropy_BT = forward_logprobs(
+            model,
+            params["policy"],
+            batch.tokens_BT,
+            batch.attend_BT,
+            temperature=temperature,
+            with_entropy=True,
+            mesh=mesh,
+        )
+        if objective.entropy is None:
+            entropy_BT = lax.stop_gradient(entropy_BT)  # reported only; its backward pass is free
+        value_BT = None
+        if "critic" in params:
+            value_BT = shift_right(
+                forward_values(
+                    critic_model, params["critic"], batch.tokens_BT, batch.attend_BT, mesh=mesh
+                )
+            )
+        loss, metrics = policy_loss(
+            objective, logp_BT, batch, weight_BT, entropy_BT=entropy_BT, value_BT=value_BT
+        )
+        return loss, (metrics, _bad_rows(batch, logp_BT, value_BT))
+
+    @partial(jax.jit, donate_argnums=0)
+    def update(state, objective, batch):
+        weight_BT = objective.aggregate(batch.mask_BT, batch.group_B)
+        return _step(
+            state,
+            partial(loss_fn, objective=objective),
+            (batch, weight_BT),
+            {"policy": tx, "critic": critic_tx},
+            with_critic=objective.value is not None,
+            micro_rows=micro_rows,
+            mesh=mesh,
+        )
+
+    return update
+
+
+def make_sft_update(
+    model,
+    tx: optax.GradientTransformation,
+    *,
+    micro_rows: int | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[TrainState, SFTBatch], tuple[TrainState, dict]]:
+    """update(state, batch) -> (state, metrics): mean next-token loss over the counted tokens.
+
+    Arguments, donation and the non-finite rule as in `make_update`; temperature 1. Metrics:
+    `loss` (nats a token) and those common to every update.
+    """
+
+    def loss_fn(params, part):
+        batch, weight_BT = part
+        logp_BT, _ = forward_logprobs(
+            model,
+            params["policy"],
+            batch.tokens_BT,
+            batch.attend_BT,
+            temperature=1.0,
+            with_entropy=False,
+            mesh=mesh,
+        )
+        loss_BT = next_token_loss(logp_BT)
+        loss = weighted_sum(loss_BT, weight_BT)
+        metrics = lax.stop_gradient({"loss": total(loss_BT, batch.mask_BT)})
+        return loss, (metrics, _bad_rows(batch, logp_BT))
+
+    @partial(jax.jit, donate_argnums=0)
+    def update(state, batch):
+        rows = jnp.arange(batch.mask_BT.shape[0])
+        weight_BT = token_mean(batch.mask_BT, rows)
+        return _step(
+            state,
+            loss_fn,
+            (batch, weight_BT),
+            {"policy": tx},
+            with_critic=False,
+            micro_rows=micro_rows,
+            mesh=mesh,
+        )
+
+    return update
+
+
+def _step(state, loss_fn, parts, txs, *, with_critic, micro_rows, mesh):
+    """Gradients of the whole batch, then one guarded step of each optimizer."""
+    params, opt_states = {"policy": state.policy}, {"policy": state.opt_state}
+    if with_critic:
+        params["critic"] = state.critic.params
+        opt_states["critic"] = state.critic.opt_state
+    loss, grads, metrics, bad_B = summed_gradients(
+        loss_fn, params, parts, micro_rows=micro_rows, mesh=mesh
+    )
+    norms = {name: optax.global_norm(grads[name]) for name in params}
+    finite = jnp.isfinite(loss) & jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
+
+    new = {}
+    for name in params:
+        stepped = _apply(txs[name], grads[name], opt_states[name], params[name])
+        old = (params[name], opt_states[name])
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, old)
+        new[name] = constrain(mesh, kept)
+    policy, opt_state = new["policy"]
+    critic = state.critic
+    if with_critic:
+        critic = CriticState(params=new["critic"][0], opt_state=new["critic"][1])
+        metrics["critic_grad_norm"] = norms["critic"]
+    metrics |= {
+        "grad_norm": norms["policy"],
+        "updates": state.updates + finite,
+        "skipped": ~finite,
+        "rows_bad_B": bad_B & ~finite,
+    }
+    rate = read_learning_rate(opt_state)
+    if rate is not None:
+        metrics["learning_rate"] = rate
+    state = replace(
+        state, policy=policy, opt_state=opt_state, critic=critic, updates=metrics["updates"]
+    )
+    return state, metrics
+
+
+def _apply(tx, grads, opt_state, params):
+    """(new parameters, new optimizer state) in the dtypes of the old."""
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+    deltas, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, deltas), opt_state
+
+
+def _bad_rows(batch: Any, logp_BT: Array, value_BT: Array | None = None) -> Array:
+    """True where a row holds a number that is not finite on a counted token."""
+    labels = [logp_BT, value_BT]
+    for name in ("advantage_BT", "logp_old_BT", "logp_ref_BT", "correction_BT", "return_BT"):
+        labels.append(getattr(batch, name, None))
+    bad_BT = jnp.zeros(batch.mask_BT.shape, bool)
+    for x_BT in labels:
+        if x_BT is not None:
+            bad_BT = bad_BT | ~jnp.isfinite(x_BT)
+    return jnp.any(bad_BT & batch.mask_BT, axis=1)
