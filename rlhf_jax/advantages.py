@@ -145,12 +145,21 @@ def scored_rows(scored: Scored) -> Array:
 def gae(scored: Scored, reward_BT: Array, *, gamma: float = 1.0, lam: float = 0.95) -> Array:
     """Generalised advantage estimation over `scored.value_BT`; see `gae_advantages`.
 
-    A row cut short (`truncated_B`) is bootstrapped from `last_value_B` where that is given; rows
-    that ended are not. γ = 1 and λ = .95 are the values of the language-model papers (1909.08593).
+    The end of a row is terminal, cut short or not: its score is the outcome of what was written.
+    γ = 1 and λ = .95 are the values of the language-model papers (1909.08593).
     """
-    last_value_B = scored.last_value_B
-    if last_value_B is not None:
-        last_value_B = jnp.where(scored.truncated_B, last_value_B, 0)
+    return gae_advantages(reward_BT, scored.value_BT, scored.mask_BT, gamma=gamma, lam=lam)
+
+
+def gae_continued(
+    scored: Scored, reward_BT: Array, *, gamma: float = 1.0, lam: float = 0.95
+) -> Array:
+    """`gae`, but a row cut short goes on: V after its last token (`last_value_B`) is added.
+
+    For scores that judge the text so far and not an outcome (a penalty, a process reward); with
+    an outcome score it would count that outcome twice.
+    """
+    last_value_B = jnp.where(scored.truncated_B, scored.last_value_B, 0)
     return gae_advantages(
         reward_BT, scored.value_BT, scored.mask_BT, gamma=gamma, lam=lam, last_value_B=last_value_B
     )
@@ -196,5 +205,7 @@ def _to_tokens(advantage_B, scored):
     return jnp.where(scored.mask_BT, advantage_B[:, None], 0)
 
 
+# Estimators that read a critic's values.
+VALUE_BASELINES = frozenset({gae, gae_continued})
 # Estimators that compare rows of one prompt: a single sample a prompt gives them nothing.
 GROUP_BASELINES = frozenset({group_norm, group_centre, leave_one_out})

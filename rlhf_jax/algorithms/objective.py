@@ -13,7 +13,8 @@ from jax import Array, lax
 
 from rlhf_jax.advantages import (
     GROUP_BASELINES,
-    gae,
+    VALUE_BASELINES,
+    gae_continued,
     mixed_group,
     reward_to_go,
     scored_rows,
@@ -143,14 +144,15 @@ def _check_parts(objective):
             )
     if not isinstance(advantage, Bound):
         return
-    if advantage.fn is gae and value is None:
-        raise ConfigError("advantage=gae reads a critic; give value=ValueTerm(...)")
-    no_values = advantage.fn is reward_to_go or advantage.fn in GROUP_BASELINES
-    if value is not None and no_values:
+    reads_values = advantage.fn in VALUE_BASELINES
+    if reads_values and value is None:
+        raise ConfigError(f"advantage={advantage} reads a critic; give value=ValueTerm(...)")
+    if value is not None and (advantage.fn in GROUP_BASELINES or advantage.fn is reward_to_go):
         raise ConfigError(
-            f"value is set, but advantage={advantage.fn.__name__} reads no critic; "
-            "use gae, or value=None"
+            f"value is set, but advantage={advantage} reads no critic; use gae, or value=None"
         )
+    if isinstance(value, ValueTerm) and value.lam is not None and not reads_values:
+        raise ConfigError(f"value.lam is set, but advantage={advantage} has no λ to replace")
 
 
 @pytree
@@ -242,6 +244,8 @@ def _check_scored(objective, scored):
     for field, (part, setting) in wanted.items():
         if setting is not None and getattr(scored, field) is None:
             raise ConfigError(f"{part} reads Scored.{field}, which is None")
+    if objective.advantage.fn is gae_continued and scored.last_value_B is None:
+        raise ConfigError("advantage=gae_continued reads Scored.last_value_B, which is None")
     if objective.reward_kl is not None and sampled_logp(scored) is None:
         raise ConfigError("reward_kl reads Scored.logp_old_BT or .logp_full_BT; both are None")
 
