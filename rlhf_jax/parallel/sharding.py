@@ -12,7 +12,6 @@ vocabulary is padded beforehand to `padded_vocab`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,15 +89,6 @@ def sharding_tree(mesh: Mesh, tree: Any, *, table=TABLE) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
-def sharding_of(mesh: Mesh, *, table=TABLE) -> Callable[[tuple[str, ...], Any], NamedSharding]:
-    """(path of names, array or its shape) -> sharding: for loaders that place one tensor a time."""
-
-    def sharding(path, x):
-        return NamedSharding(mesh, spec_for("/".join(path), x.shape, mesh, table=table))
-
-    return sharding
-
-
 def constrain(mesh: Mesh | None, tree: Any) -> Any:
     """Inside jit: keep every parameter-like array of `tree` on its rule. No mesh: unchanged."""
     if mesh is None:
@@ -138,11 +128,6 @@ def constrain_rows(mesh: Mesh | None, batch: Any, *, dim: int = 0) -> Any:
 def row_shards(mesh: Mesh | None) -> int:
     """Into how many parts rows are split: data times fsdp."""
     return 1 if mesh is None else _size(mesh, ROW_AXES)
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
-    return NamedSharding(mesh, P())
 
 
 def padded_vocab(vocab: int, tensor: int) -> int:

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective, policy_loss
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
 from rlhf_jax.losses.sft import next_token_loss
 from rlhf_jax.ops.logprobs import shift_right
@@ -58,7 +59,8 @@ def make_update(
         `train.metrics`.
 
     Raises (when first called):
-        ConfigError: `micro_rows` does not divide, or the objective reads what the batch lacks.
+        ConfigError: `micro_rows` does not divide, the objective reads what the batch lacks, or it
+            has a value term and there is no critic.
     """
 
     def loss_fn(params, part, objective):
@@ -152,6 +154,11 @@ def _step(state, loss_fn, parts, txs, *, with_critic, micro_rows, mesh):
     """Gradients of the whole batch, then one guarded step of each optimizer."""
     params, opt_states = {"policy": state.policy}, {"policy": state.opt_state}
     if with_critic:
+        if state.critic is None or txs["critic"] is None:
+            raise ConfigError(
+                "the objective has a value term: give init_state a critic and both init_state and "
+                "make_update a critic_tx"
+            )
         params["critic"] = state.critic.params
         opt_states["critic"] = state.critic.opt_state
     loss, grads, metrics, bad_B = summed_gradients(

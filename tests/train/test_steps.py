@@ -230,6 +230,12 @@ def test_overflow_without_a_bad_row_is_skipped_too(batch, weights, one_device):
     np.testing.assert_array_equal(state.critic.params["head"]["w_D"], weights[1]["head"]["w_D"])
 
 
+def test_a_value_term_without_a_critic(batch, weights):
+    state = init_state(weights[0], SGD)
+    with pytest.raises(ConfigError, match="the objective has a value term"):
+        updater(None)(state, OBJECTIVE, batch)
+
+
 @pytest.mark.parametrize("micro_rows", [3, 32, 0])
 def test_a_cut_that_does_not_divide(micro_rows, batch, weights):
     with pytest.raises(ConfigError, match="rows of a batch=16 does not divide by micro_rows"):
