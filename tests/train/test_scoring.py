@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import random_params
 
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.heads import scalar
@@ -49,10 +50,9 @@ def rollout():
 
 @pytest.fixture(scope="module")
 def models():
-    policy, reference, trunk = jax.vmap(MODEL.init)(jax.random.split(jax.random.key(0), 3)), 1, 2
-    take = lambda i: jax.tree.map(lambda x: x[i], policy)  # noqa: E731
+    policy, reference, trunk = (random_params(MODEL, seed) for seed in range(3))
     head = {"w_D": jnp.linspace(-1.0, 1.0, 16), "b": jnp.float32(0.3)}
-    return take(0), take(reference), {"trunk": take(trunk), "head": head}
+    return policy, reference, {"trunk": trunk, "head": head}
 
 
 def plain_logp(params, rollout):
