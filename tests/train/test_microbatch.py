@@ -52,7 +52,7 @@ def test_check_names_sizes_that_fit():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     assert check_micro_rows(16, None, mesh) == 16
     assert check_micro_rows(16, 4, mesh) == 4
-    with pytest.raises(ConfigError, match=r"micro_rows=5; nearest: \[4, 8, 16\]|\[2, 4, 8\]"):
+    with pytest.raises(ConfigError, match=r"micro_rows=5; nearest: \[2, 4, 8\]"):
         check_micro_rows(16, 5)
     with pytest.raises(ConfigError, match=r"micro_rows=2 does not divide by mesh data\*fsdp=4"):
         check_micro_rows(16, 2, mesh)
