@@ -26,7 +26,7 @@ setup(
         "jax>=0.9.2",
         "flax>=0.12.8",
         "optax>=0.2.6",
-        "orbax-checkpoint>=0.11.30",
+        "orbax-checkpoint>=0.12.8",
         "chex>=0.1.90",
         "transformers>=5.0",
         "safetensors>=0.5",
