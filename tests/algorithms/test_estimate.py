@@ -72,7 +72,8 @@ def test_jit_changes_nothing():
 def test_eight_devices_equal_one():
     @jax.jit
     def run(scored):
-        return {name: estimate(objective, scored) for name, objective in OBJECTIVES.items()}
+        names = ("ppo", "rloo", "dapo", "corrected")  # between them every part
+        return [estimate(OBJECTIVES[name], scored) for name in names]
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     spread = jax.device_put(sample_scored(), NamedSharding(mesh, PartitionSpec("data")))
@@ -268,6 +269,12 @@ def test_metrics_of_the_rollout():
     score_B = np.where(scored.valid_BC, scored.score_BC, 0).sum(1)
     np.testing.assert_allclose(metrics["score"], score_B[scored_rows].mean(), rtol=1e-5)
     assert metrics["groups_equal"] == 0 and metrics["groups_kept"] == 1
+
+
+def test_fractions_of_groups_count_groups_and_not_rows():
+    scored = rollout([1.0, 1.0, 1.0, 1.0, 0.0], group=[0, 0, 0, 1, 1])
+    metrics = JITTED(dapo(), scored).metrics
+    assert metrics["groups_equal"] == metrics["groups_kept"] == 0.5  # by rows .6 and .4
 
 
 def test_explained_variance_of_the_critic():

@@ -249,6 +249,17 @@ def test_clip_fractions_know_the_sign_of_the_advantage(ratios, low, high):
     assert (values["clip_low"], values["clip_high"]) == (low, high)
     np.testing.assert_allclose(values["ratio_max"], max(ratios), rtol=1e-6)
     np.testing.assert_allclose(values["kl_k1"], np.mean(np.log(ratios)), atol=1e-6)
+    # the tokens were drawn from π_old: KL(π_old ‖ π) is the mean of r − 1 − log r, r = π/π_old
+    expected = np.mean(np.array(ratios) - 1 - np.log(ratios))
+    np.testing.assert_allclose(values["kl_old"], expected, rtol=1e-4)
+
+
+def test_a_token_without_advantage_is_not_called_clipped():
+    still = replace(BATCH, advantage_BT=jnp.zeros_like(BATCH.advantage_BT))
+    weight_BT = weight_of(OBJECTIVES["gspo"])
+    (_, metrics), _ = JITTED(OBJECTIVES["gspo"], LOGP_BT, still, ENTROPY_BT, VALUE_BT, weight_BT)
+    values = metric_values(metrics)
+    assert values["clip_low"] == values["clip_high"] == 0
 
 
 @pytest.mark.parametrize(
