@@ -23,6 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+# before transformers is imported: its advice about torch is of no use here
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 import jax
 import tyro
 from tyro.constructors import (

@@ -9,8 +9,12 @@ class CharacterTokenizer:
     def __init__(self, **changes):
         self.__dict__.update(changes)
 
-    def encode(self, text, add_bos):
-        return [self.bos_id] * add_bos + [2 if c == "\x02" else ord(c) + 10 for c in text]
+    def encode(self, text, add_bos=None):
+        begin = [] if self.bos_id is None or add_bos is False else [self.bos_id]
+        return begin + [2 if c == "\x02" else ord(c) + 10 for c in text]
 
     def decode(self, ids):
         return "".join(chr(i - 10) for i in ids if i >= 10)
+
+    def append_end(self, ids):
+        return ids if ids and ids[-1] in self.end_ids else [*ids, 2]

@@ -10,16 +10,11 @@ from typing import Any
 import grain
 import numpy as np
 
-from rlhf_jax.data.order import shuffled_batches
+from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_right
 from rlhf_jax.data.prompts import OVER_LONG
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import SFTBatch
-
-
-def end_token(tokenizer) -> int:
-    """The token that closes a demonstration: the first end id that is not the begin token."""
-    return next((i for i in tokenizer.end_ids if i != tokenizer.bos_id), tokenizer.end_ids[0])
 
 
 def fit(prompt: list[int], completion: list[int], max_tokens: int, side: str):
@@ -64,7 +59,7 @@ class DemonstrationSet:
 
         Args:
             rows: records of a dataset.
-            tokenizer: has encode(text, add_bos=), bos_id, pad_id, end_ids.
+            tokenizer: has encode(text, add_bos=), append_end(ids), pad_id.
             max_tokens: T, the columns of every batch.
             over_long: "error" names the row; "drop" leaves it out; "left" cuts the beginning of
                 the prompt, "right" the end of the completion (and its end token), by exactly
@@ -114,6 +109,11 @@ class DemonstrationSet:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any demonstration or their order."""
+        return fingerprint(self.ids)
+
     def take(self, index_B: np.ndarray) -> SFTBatch:
         """The demonstrations at these positions, as NumPy arrays [B, T].
 
@@ -137,10 +137,8 @@ def _encode(row: dict[str, Any], tokenizer, where: str) -> tuple[list[int], list
     for field in ("prompt", "completion"):
         if not isinstance(row.get(field), str):
             raise ConfigError(f"{where}: {field!r} is {row.get(field)!r}, not a string")
-    prompt = list(tokenizer.encode(row["prompt"], add_bos=tokenizer.bos_id is not None))
+    prompt = list(tokenizer.encode(row["prompt"]))
     if not prompt:
         raise ConfigError(f"{where}: the prompt has no tokens")
-    completion = list(tokenizer.encode(row["completion"], add_bos=False))
-    if not completion or completion[-1] not in tokenizer.end_ids:
-        completion.append(end_token(tokenizer))
+    completion = tokenizer.append_end(tokenizer.encode(row["completion"], add_bos=False))
     return prompt, completion

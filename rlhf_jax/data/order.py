@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -40,3 +41,11 @@ def shuffled_batches(
     whole = num_rows // batch_rows * batch_rows
     rows = grain.MapDataset.range(num_rows).shuffle(spread).slice(slice(0, whole)).repeat()
     return rows.batch(batch_rows).map(take)
+
+
+def fingerprint(ids: Sequence[Sequence[int]]) -> str:
+    """A digest of token rows and their order: a resumed run can tell that its data changed."""
+    digest = hashlib.sha256()
+    for row in ids:
+        digest.update(np.asarray([len(row), *row], np.int64).tobytes())
+    return digest.hexdigest()[:16]

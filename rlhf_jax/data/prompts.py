@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from rlhf_jax.data.order import shuffled_batches
+from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_left
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import Prompts
@@ -104,11 +103,11 @@ class PromptSet:
         over_long: str = "error",
         name: str = "prompts",
     ) -> PromptSet:
-        """Tokenise rows of {"prompt": text, ...}, with the begin token where there is one.
+        """Tokenise rows of {"prompt": text, ...}, with a begin token where the checkpoint's template adds one.
 
         Args:
             rows: records of a dataset; they reach the reward functions as they are.
-            tokenizer: has encode(text, add_bos=), bos_id, pad_id.
+            tokenizer: has encode(text), pad_id.
             max_prompt_tokens: L, the columns of every batch.
             over_long: what becomes of a longer prompt. "error" names the row; "drop" leaves it
                 out; "left" cuts tokens off its beginning (the begin token goes first), "right"
@@ -128,7 +127,7 @@ class PromptSet:
         num_cut = 0
         for number, row in enumerate(rows):
             _check_texts(f"{name}: row {number}", row, ("prompt",))
-            ids = list(tokenizer.encode(row["prompt"], add_bos=tokenizer.bos_id is not None))
+            ids = list(tokenizer.encode(row["prompt"]))
             if not ids:
                 raise ConfigError(f"{name}: row {number} has no tokens: {row['prompt']!r}")
             if len(ids) > max_prompt_tokens:
@@ -167,10 +166,7 @@ class PromptSet:
     @property
     def fingerprint(self) -> str:
         """Changes with any prompt or their order: a resumed run can tell that its data changed."""
-        digest = hashlib.sha256()
-        for ids in self.ids:
-            digest.update(np.asarray([len(ids), *ids], np.int64).tobytes())
-        return digest.hexdigest()[:16]
+        return fingerprint(self.ids)
 
     def take(self, index_P: np.ndarray) -> Prompts:
         """The prompts at these positions, left-padded to L."""

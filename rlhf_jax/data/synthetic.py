@@ -19,20 +19,23 @@ Row = dict[str, Any]
 
 
 def sum_row(a: int, b: int) -> Row:
-    """The problem a + b."""
-    question = f"{a}+{b}"
+    """The problem a + b, in two digits each and three for the sum.
+
+    Fixed widths put every digit at a fixed distance from those it depends on: a decoder of a few
+    hundred thousand parameters learns the sums in seconds.
+    """
+    question = f"{a:02d}+{b:02d}"
     return {
         "question": question,
         "prompt": f"{question}=",
-        "answer": str(a + b),
+        "answer": f"{a + b:03d}",
         "metadata": {"a": a, "b": b, "carries": sum(_carries(a, b))},
     }
 
 
 def score_answer(answer: str, row: Row) -> float:
-    """1.0 where `answer` is the sum in decimal digits (spaces around it aside), else 0.0."""
-    numbers = row["metadata"]
-    return float(answer.strip() == str(numbers["a"] + numbers["b"]))
+    """1.0 where `answer` is the sum in three decimal digits (spaces around it aside), else 0.0."""
+    return float(answer.strip() == row["answer"])
 
 
 def sum_splits(
@@ -128,4 +131,4 @@ def _sloppy_sum(a: int, b: int, forget_ten: bool, forget_hundred: bool) -> str:
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + (units > 9 and not forget_ten)
     hundreds = int(tens > 9 and not forget_hundred)
-    return str(100 * hundreds + 10 * (tens % 10) + units % 10)
+    return f"{hundreds}{tens % 10}{units % 10}"

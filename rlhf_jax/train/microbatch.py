@@ -53,11 +53,11 @@ def map_rows(fn: Callable, batch: Any, *, micro_rows: int | None, mesh: Mesh | N
     Args:
         fn: arrays that lead with rows -> arrays that lead with the same rows.
         batch: pytree of arrays [B, …].
-        micro_rows: rows at a time; None: all.
+        micro_rows: rows at a time; None, or more than there are: all.
         mesh: keeps the rows where they are.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    micro_rows = check_micro_rows(rows, micro_rows, mesh)
+    micro_rows = check_micro_rows(rows, min(micro_rows or rows, rows), mesh)
     if micro_rows == rows:
         return fn(batch)
     return merge_rows(jax.lax.map(fn, split_rows(batch, micro_rows, mesh)), mesh)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
 
-from rlhf_jax.data.demonstrations import DemonstrationSet, end_token, fit
+from rlhf_jax.data.demonstrations import DemonstrationSet, fit
 from rlhf_jax.errors import ConfigError
 
 
@@ -34,10 +34,7 @@ def test_pad_equal_to_end_still_learns_the_end():
     assert batch.mask_BT.astype(int).tolist() == [[0, 1, 1, 0, 0]]
 
 
-def test_end_is_not_doubled_and_is_not_the_begin_token():
-    tokenizer = CharacterTokenizer()
-    assert end_token(tokenizer) == 2
-    assert end_token(CharacterTokenizer(end_ids=(1,))) == 1
+def test_end_is_not_doubled():
     assert demonstrations([("a", "b\x02")]).ids == demonstrations([("a", "b")]).ids
     assert demonstrations([("a", "")]).ids[0][-1:] == [2]
 

@@ -15,7 +15,7 @@ def test_a_row():
     assert sum_row(27, 45) == {
         "question": "27+45",
         "prompt": "27+45=",
-        "answer": "72",
+        "answer": "072",
         "metadata": {"a": 27, "b": 45, "carries": 1},
     }
 
@@ -46,6 +46,7 @@ def test_all_ten_thousand():
 
 def test_the_checker_and_the_reward_agree():
     row = sum_row(95, 7)
+    assert row["prompt"] == "95+07="
     completions = ["102", " 102\n", "12", "", "102.", "x"]
     scores = [score_answer(text, row) for text in completions]
     assert scores == [1, 1, 0, 0, 0, 0]
@@ -55,15 +56,15 @@ def test_the_checker_and_the_reward_agree():
 @pytest.mark.parametrize(
     ("a", "b", "slip", "answers"),
     [
-        (27, 45, 1.0, {"62"}),
-        (60, 50, 1.0, {"10"}),
-        (95, 10, 1.0, {"5"}),
+        (27, 45, 1.0, {"062"}),
+        (60, 50, 1.0, {"010"}),
+        (95, 10, 1.0, {"005"}),
         # without the ten there is no hundred to carry
-        (55, 45, 1.0, {"90"}),
-        (75, 45, 1.0, {"10"}),
-        (11, 22, 1.0, {"33"}),
-        (27, 45, 0.0, {"72"}),
-        (75, 45, 0.5, {"120", "110", "20", "10"}),
+        (55, 45, 1.0, {"090"}),
+        (75, 45, 1.0, {"010"}),
+        (11, 22, 1.0, {"033"}),
+        (27, 45, 0.0, {"072"}),
+        (75, 45, 0.5, {"120", "110", "020", "010"}),
     ],
 )
 def test_the_teachers_answers(a, b, slip, answers):

@@ -1,0 +1,105 @@
+"""The jitted functions of an online config: what is planned and benchmarked is what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rlhf_jax.algorithms.objective import PolicyObjective, estimate
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.parallel.sharding import shard_rows
+from rlhf_jax.rollout.sampler import make_sampler
+from rlhf_jax.train.optim import make_optimizer
+from rlhf_jax.train.scoring import make_score
+from rlhf_jax.train.steps import make_update
+from rlhf_jax.types import PolicyBatch, Prompts, Rollout, Scored
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What the loop calls, each compiled once.
+
+    sample, answer: (params, prompts, key) -> Rollout; G samples a prompt, or one held-out answer
+    score: (policy, reference, critic, rollout) -> the fields of `Scored` that models give
+    label: (objective, rollout, scores, values) -> PolicyBatch, metrics
+    update: (state, objective, batch) -> state, metrics
+    """
+
+    sample: Callable[[Any, Prompts, jax.Array], Rollout]
+    answer: Callable[[Any, Prompts, jax.Array], Rollout]
+    score: Callable
+    label: Callable
+    update: Callable
+
+
+def build(
+    cfg, model: Model, *, end_ids: tuple[int, ...], pad_id: int, mesh: Mesh
+) -> tuple[Functions, tuple]:
+    """The functions of an `OnlineConfig`, and the optimizers of policy and critic (or None)."""
+    total = cfg.num_steps * cfg.updates_per_step
+    tx = make_optimizer(cfg.optim, total)
+    critic_tx = make_optimizer(cfg.critic_optim, total) if cfg.objective.needs_critic else None
+    answering = replace(cfg.sampling, num_samples=1, temperature=cfg.evaluation.temperature)
+    shared = dict(temperature=cfg.sampling.trainer_temperature, critic_model=model, mesh=mesh)
+
+    def sampler_of(sampling):
+        draw = make_sampler(model, sampling, end_ids=end_ids, pad_id=pad_id)
+
+        def sample(params, prompts, key):
+            arrays = (prompts.tokens_PL, prompts.attend_PL, prompts.id_P)
+            return draw(params, *shard_rows(mesh, arrays), key)
+
+        return sample
+
+    functions = Functions(
+        sample=sampler_of(cfg.sampling),
+        answer=sampler_of(answering),
+        score=make_score(model, micro_rows=cfg.micro_rows, **shared),
+        label=jax.jit(label),
+        update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
+    )
+    return functions, (tx, critic_tx)
+
+
+def label(
+    objective: PolicyObjective,
+    rollout: Rollout,
+    scores: dict[str, jax.Array],
+    values: dict[str, jax.Array | None],
+) -> tuple[PolicyBatch, dict[str, jax.Array]]:
+    """Advantages, returns and the final mask of a rollout, beside its tokens.
+
+    Args:
+        objective: the algorithm.
+        rollout: what was drawn.
+        scores: score_BC and valid_BC of the reward functions.
+        values: what the models say of it, as `train.scoring.make_score` returns it.
+    """
+    scored = Scored(
+        group_B=rollout.group_B,
+        mask_BT=rollout.mask_BT,
+        truncated_B=rollout.truncated_B,
+        logp_sampler_BT=rollout.logp_sampler_BT,
+        logp_full_BT=rollout.logp_full_BT,
+        **scores,
+        **values,
+    )
+    labels = estimate(objective, scored)
+    batch = PolicyBatch(
+        tokens_BT=rollout.tokens_BT,
+        attend_BT=rollout.attend_BT,
+        mask_BT=labels.mask_BT,
+        group_B=rollout.group_B,
+        advantage_BT=labels.advantage_BT,
+        logp_old_BT=scored.logp_old_BT,
+        logp_ref_BT=scored.logp_ref_BT,
+        logp_full_BT=rollout.logp_full_BT,
+        correction_BT=labels.correction_BT,
+        value_old_BT=scored.value_BT,
+        return_BT=labels.return_BT,
+    )
+    return batch, labels.metrics

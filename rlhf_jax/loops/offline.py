@@ -1,0 +1,163 @@
+"""Offline training: supervised fine-tuning on demonstrations, of a new decoder or a given one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from rlhf_jax.bind import Bound
+from rlhf_jax.data.demonstrations import DemonstrationSet
+from rlhf_jax.data.prompts import OVER_LONG
+from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
+from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest, step_key
+from rlhf_jax.loops.run import Run, load_policy
+from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.parallel.mesh import make_mesh
+from rlhf_jax.parallel.sharding import padded_vocab, row_shards, shard_rows
+from rlhf_jax.report.curves import Panel
+from rlhf_jax.report.progress import Progress
+from rlhf_jax.train.optim import make_optimizer
+from rlhf_jax.train.state import TrainState, init_params, init_state
+from rlhf_jax.train.steps import make_sft_update
+from rlhf_jax.types import replace
+
+PANELS = (
+    Panel("Loss", "nats / token", (("loss", "training"),)),
+    Panel("Gradient norm", "before clipping", (("grad_norm", "policy"),)),
+    Panel("Learning rate", "rate", (("learning_rate", "policy"),)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """A new decoder; its vocabulary is the tokenizer's."""
+
+    num_layers: int = 4
+    """Layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Query heads."""
+    num_kv_heads: int = 4
+    """Key/value heads; each serves num_heads / num_kv_heads query heads."""
+    d_ff: int = 352
+    """Width of the feed-forward."""
+    max_positions: int = 512
+    """Longest sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineConfig(RunConfig):
+    """Everything a supervised run depends on."""
+
+    model: str | None = None
+    """Folder of a Hugging Face model to start from. None: a new decoder over bytes."""
+    decoder: DecoderShape = field(default_factory=DecoderShape)
+    """Shape of the new decoder where no model is given."""
+    demonstrations: Bound
+    """Returns rows {"prompt", "completion"} to imitate."""
+    batch_rows: int
+    """Demonstrations of one optimizer update."""
+    max_tokens: int
+    """Columns of a batch: prompt, completion and end token."""
+    over_long: str = "error"
+    """What becomes of a longer demonstration: error, drop, left or right (cut there)."""
+
+    def __post_init__(self):
+        RunConfig.__post_init__(self)
+        check_number("batch_rows", self.batch_rows, low=1)
+        check_number("max_tokens", self.max_tokens, low=2)
+        check_choice("over_long", self.over_long, OVER_LONG)
+        check_divides(
+            "batch_rows", self.batch_rows, "micro_rows", self.micro_rows or self.batch_rows
+        )
+
+
+def run(cfg: OfflineConfig) -> dict[str, Any]:
+    """Train as `cfg` says, in its run folder; returns what result.json holds.
+
+    Raises:
+        ConfigError: whatever a user can mend, before the first step.
+        Interrupted: asked to stop; the run is saved and the message says how to go on.
+    """
+    opened = Run(cfg, panels=PANELS)
+    if opened.result is not None:
+        print(f"{cfg.out} is finished; --restart begins anew")
+        return opened.result
+    mesh = make_mesh(cfg.mesh)
+    check_divides("batch_rows", cfg.batch_rows, "mesh data*fsdp", row_shards(mesh))
+    tokenizer = Tokenizer.from_folder(cfg.model) if cfg.model else byte_tokenizer()
+    rows = DemonstrationSet.from_rows(
+        cfg.demonstrations(), tokenizer, max_tokens=cfg.max_tokens, over_long=cfg.over_long
+    )
+    with jax.set_mesh(mesh), StopRequest() as stop:
+        model, policy = start(cfg, tokenizer, mesh)
+        if cfg.max_tokens > model.config.max_positions:
+            raise ConfigError(
+                f"max_tokens={cfg.max_tokens} is above the model's {model.config.max_positions}"
+            )
+        tx = make_optimizer(cfg.optim, cfg.num_steps)
+        state = opened.restore(init_state(policy, tx, mesh=mesh), data=rows.fingerprint)
+        update = make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
+        state = train(cfg, update, state, rows, mesh, opened, stop)
+        return opened.finish(model, state.policy, tokenizer)
+
+
+def start(cfg: OfflineConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
+    """The model of the folder, or a new decoder with random parameters."""
+    if cfg.model:
+        return load_policy(cfg.model, cfg, mesh)
+    shape = cfg.decoder
+    config = DecoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        vocab_padded=padded_vocab(tokenizer.vocab_size, mesh.shape["tensor"]),
+        num_layers=shape.num_layers,
+        d_model=shape.d_model,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.d_model // shape.num_heads,
+        d_ff=shape.d_ff,
+        max_positions=shape.max_positions,
+    )
+    model = Model(config, DTYPES[cfg.compute_dtype], cfg.remat)
+    return model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh)
+
+
+def train(
+    cfg: OfflineConfig,
+    update,
+    state: TrainState,
+    rows: DemonstrationSet,
+    mesh: Mesh,
+    opened: Run,
+    stop: StopRequest,
+) -> TrainState:
+    """Imitate: one batch of demonstrations, one update. Reported one step late."""
+    host, pending, first = opened.host, None, int(state.step)
+    batches = rows.batches(cfg.batch_rows, cfg.seed)
+    with Progress("imitate", total=cfg.num_steps, start=first) as progress:
+        for step in range(first, cfg.num_steps):
+            began = time.monotonic()
+            batch = batches[step]
+            state, metrics = update(state, shard_rows(mesh, batch))
+            state = replace(state, step=state.step + 1)
+            if pending:
+                opened.report(progress, *pending)
+            numbers = {"seconds": time.monotonic() - began}
+            host["seconds"] += numbers["seconds"]
+            host["tokens"] += int(batch.mask_BT.sum())
+            pending = (step + 1, [metrics], numbers)
+            last = step + 1 == cfg.num_steps
+            if last or stop.requested or opened.checkpoints.due(step + 1):
+                opened.report(progress, *pending)
+                pending = None
+                opened.save(step + 1, state)
+            if stop.requested and not last:
+                stop.leave(cfg.out, step + 1)
+    return state

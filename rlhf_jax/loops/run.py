@@ -1,0 +1,183 @@
+"""An opened run: its folder, its checkpoints, what it has done so far, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.loops.collect import Judged
+from rlhf_jax.loops.common import DTYPES, RunConfig
+from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
+from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.parallel.multihost import is_first_process, to_host
+from rlhf_jax.parallel.sharding import padded_vocab, spec_for
+from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves
+from rlhf_jax.report.progress import Progress
+from rlhf_jax.report.resolved import resolved
+from rlhf_jax.report.run_folder import RunFolder
+from rlhf_jax.train.checkpoint import Checkpointer
+from rlhf_jax.train.metrics import bad_rows, update_numbers
+from rlhf_jax.train.state import TrainState
+
+# Shown beside the progress bar -> name in the metrics.
+_LIVE = {
+    "score": "score",
+    "loss": "loss",
+    "KL": "kl_response",
+    "length": "length",
+    "entropy": "entropy",
+}
+# Options that may change between two commands that continue one run.
+_MAY_CHANGE = {"out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"}
+
+
+def load_policy(folder: str, cfg: RunConfig, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
+    """The decoder and parameters of a model folder, each tensor read straight into its shards."""
+
+    def sharding(path, struct):
+        return NamedSharding(mesh, spec_for("/".join(path), struct.shape, mesh))
+
+    tensor = mesh.shape["tensor"]
+    vocab = padded_vocab(read_config(folder).vocab_size, tensor)
+    config, params = load_pretrained(folder, sharding=sharding, vocab_padded=vocab)
+    return Model(config, DTYPES[cfg.compute_dtype], cfg.remat), params
+
+
+def begin_anew(path: Path) -> None:
+    """Rename a folder to the first free of FOLDER.1, FOLDER.2, …: nothing is deleted."""
+    if not path.exists() or not is_first_process():
+        return
+    number = 1
+    while path.with_name(f"{path.name}.{number}").exists():
+        number += 1
+    path.rename(path.with_name(f"{path.name}.{number}"))
+
+
+class Run:
+    """The folder of one run, opened to begin or to go on.
+
+    `host` is the part of the run's state that is not arrays: data position, tokens and seconds so
+    far, the first evaluation. It is saved with every checkpoint.
+
+    Raises:
+        ConfigError: the folder holds a run of another config.
+    """
+
+    def __init__(self, cfg: RunConfig, *, panels: Sequence[Panel] = ONLINE_PANELS):
+        path = Path(cfg.out)
+        if cfg.restart:
+            begin_anew(path)
+        self.cfg, self.panels = cfg, panels
+        self.folder = RunFolder(path, writes=is_first_process())
+        self._refuse_another_run(self.folder.config(), resolved(cfg))
+        self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)
+        self.host: dict[str, Any] = {"position": 0, "tokens": 0, "seconds": 0.0}
+
+    def _refuse_another_run(self, old: dict | None, new: dict) -> None:
+        changed = sorted(
+            name
+            for name in (old or new).keys() | new.keys()
+            if old and name not in _MAY_CHANGE and old.get(name) != new.get(name)
+        )
+        if changed:
+            raise ConfigError(
+                f"{self.folder.path} holds a run with another {', '.join(changed)}; "
+                "name a new --out, or pass --restart to move it aside"
+            )
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result of a run that has already made all its steps."""
+        file = self.folder.path / "result.json"
+        result = json.loads(file.read_text()) if file.exists() else {}
+        return result if result.get("steps", -1) >= self.cfg.num_steps else None
+
+    def restore(self, state: TrainState, *, data: str) -> TrainState:
+        """The newest whole checkpoint, or `state` where there is none; logs are cut back to it.
+
+        Args:
+            state: of step 0.
+            data: fingerprint of the training data; a position in other data means nothing.
+
+        Raises:
+            ConfigError: the checkpoint was made with other data.
+        """
+        found = self.checkpoints.restore_latest(state)
+        if found is not None:
+            state, self.host = found
+            if self.host["data"] != data:
+                raise ConfigError(
+                    f"the training data of {self.folder.path} has changed since it was begun; "
+                    "name a new --out, or pass --restart to move it aside"
+                )
+        self.host["data"] = data
+        self.folder.cut_back(int(state.step) if found else -1)
+        self.folder.write_config(self.cfg)
+        return state
+
+    def save(self, step: int, state: TrainState) -> None:
+        self.checkpoints.save(step, state, self.host)
+
+    def report(
+        self,
+        progress: Progress,
+        step: int,
+        updates: Sequence[dict],
+        numbers: dict[str, Any],
+        judged: Judged | None = None,
+    ) -> None:
+        """Log and show one finished step.
+
+        Args:
+            step: finished steps, this one included.
+            updates: metrics of the step's optimizer updates, still on the device.
+            numbers: what else is known of the step.
+            judged: its completions; a few are kept every `cfg.samples_every` steps.
+
+        Raises:
+            FloatingPointError: an update was not finite and `on_nonfinite` is "stop"; it names
+                the rows. That update was not applied.
+        """
+        cfg = self.cfg
+        numbers = {name: float(value) for name, value in to_host(numbers).items()}
+        numbers |= update_numbers(updates)
+        if step % cfg.log_every == 0 or step == cfg.num_steps:
+            self.folder.log(step, numbers)
+        progress.update(step, {name: numbers.get(key) for name, key in _LIVE.items()})
+        if judged is not None and step % cfg.samples_every == 0:
+            rows = np.linspace(0, len(judged.prompts) - 1, 4).astype(int)
+            self.folder.sample(step, judged.take(np.unique(rows)).records(cfg.rewards))
+        for number, rows in bad_rows(updates).items():
+            where = f"rows {rows}" if rows else "no single row, a sum overflowed"
+            message = f"step {step}, update {number}: loss or gradient is not finite ({where})"
+            if cfg.on_nonfinite == "stop":
+                raise FloatingPointError(f"{message}; the update was not applied")
+            warnings.warn(f"{message}; skipped", stacklevel=2)
+
+    def finish(self, model: Model, params: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Export the policy, draw the curves, write, show and return result.json."""
+        folder, host = self.folder, self.host
+        export_pretrained(folder.policy, model.config, params, tokenizer)
+        result = {
+            **{name: host[name] for name in ("before", "after") if name in host},
+            "steps": self.cfg.num_steps,
+            "seed": self.cfg.seed,
+            "seconds": round(host["seconds"], 1),
+            "tokens": host["tokens"],
+            "tokens_per_second": round(host["tokens"] / max(host["seconds"], 1e-9), 1),
+        }
+        if folder.writes:
+            draw_curves(folder.metrics(), folder.curves, title=folder.path.name, panels=self.panels)
+        folder.write_result(result)
+        folder.close()
+        print(f"written to {folder.path}: {', '.join(sorted(os.listdir(folder.path)))}")
+        return result
