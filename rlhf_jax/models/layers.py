@@ -6,7 +6,6 @@ names say so (`q_NDHK`); `one_layer` and `stacked` rename between the two.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -16,13 +15,9 @@ from jax import Array
 
 from rlhf_jax.models.config import DecoderConfig
 
-STD = 0.02  # of every matrix at the start
 
-
-def _weight(rngs: nnx.Rngs, shape: tuple[int, ...], std: float = STD) -> nnx.Param:
-    # 2-sigma truncation keeps .774 of the variance; dividing by its root restores std
-    unit = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape, jnp.float32)
-    return nnx.Param(unit * (std / 0.87962566))
+def _weight(*shape: int) -> nnx.Param:
+    return nnx.Param(jnp.zeros(shape, jnp.float32))  # `Model.init` fills it
 
 
 class RMSNorm(nnx.Module):
@@ -42,12 +37,12 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Projections of grouped-query attention; what is attended to comes as a function."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         d, h, j, k = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
-        self.q_DHK = _weight(rngs, (d, h, k))
-        self.k_DJK = _weight(rngs, (d, j, k))
-        self.v_DJK = _weight(rngs, (d, j, k))
-        self.o_HKD = _weight(rngs, (h, k, d), STD / math.sqrt(2 * config.num_layers))
+        self.q_DHK = _weight(d, h, k)
+        self.k_DJK = _weight(d, j, k)
+        self.v_DJK = _weight(d, j, k)
+        self.o_HKD = _weight(h, k, d)
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
         """x[..., D] -> queries [..., H, K], keys and values [..., J, K], before rotation."""
@@ -60,11 +55,11 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU: (silu(x W_gate) ⊙ x W_up) W_down."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         d, f = config.d_model, config.d_ff
-        self.gate_DF = _weight(rngs, (d, f))
-        self.up_DF = _weight(rngs, (d, f))
-        self.down_FD = _weight(rngs, (f, d), STD / math.sqrt(2 * config.num_layers))
+        self.gate_DF = _weight(d, f)
+        self.up_DF = _weight(d, f)
+        self.down_FD = _weight(f, d)
 
     def __call__(self, x: Array) -> Array:
         return _dot(jax.nn.silu(_dot(x, self.gate_DF, 1)) * _dot(x, self.up_DF, 1), self.down_FD, 1)
@@ -73,11 +68,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         self.norm_attn = RMSNorm(config.d_model, config.norm_eps)
-        self.attn = Attention(config, rngs)
+        self.attn = Attention(config)
         self.norm_mlp = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = MLP(config, rngs)
+        self.mlp = MLP(config)
 
     def __call__(self, x: Array, rotate: Callable, attend: Callable):
         """`rotate` turns queries and keys to their positions; `attend(q, k, v)` returns the
@@ -89,13 +84,13 @@ class Block(nnx.Module):
 
 
 class Embed(nnx.Module):
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
-        self.w_VD = _weight(rngs, (config.vocab_padded, config.d_model))
+    def __init__(self, config: DecoderConfig):
+        self.w_VD = _weight(config.vocab_padded, config.d_model)
 
 
 class Head(nnx.Module):
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
-        self.w_DV = _weight(rngs, (config.d_model, config.vocab_padded))
+    def __init__(self, config: DecoderConfig):
+        self.w_DV = _weight(config.d_model, config.vocab_padded)
 
 
 def _dot(x: Array, weight: nnx.Param, axes: int) -> Array:
