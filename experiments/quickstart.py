@@ -21,6 +21,7 @@ from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.synthetic import sloppy_sums, sum_prompts
 from rlhf_jax.loops import offline, online
+from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.loops.run import begin_anew
 from rlhf_jax.rewards.exact import exact_answer
 from rlhf_jax.rollout.sampler import SamplingConfig
@@ -31,11 +32,11 @@ WARMUP = offline.OfflineConfig(
     out="",
     demonstrations=bind(sloppy_sums, slip=0.6, draws=4),
     decoder=offline.DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
-    num_steps=400,
+    num_steps=300,
     batch_rows=256,
     max_tokens=12,
     optim=OptimConfig(learning_rate=3e-3, schedule="cosine", warmup_updates=50, b2=0.98),
-    checkpoint=CheckpointConfig(every=200),
+    checkpoint=CheckpointConfig(every=100),
 )
 RL = online.OnlineConfig(
     out="",
@@ -43,13 +44,12 @@ RL = online.OnlineConfig(
     objective=grpo(beta=0.01),
     prompts=bind(sum_prompts),
     rewards=(bind(exact_answer),),
-    num_steps=150,
+    num_steps=100,
     num_prompts=64,
     sampling=SamplingConfig(num_samples=16, max_new_tokens=5, max_prompt_tokens=7),
-    num_epochs=1,
     minibatch_rows=512,
     optim=OptimConfig(learning_rate=5e-4, warmup_updates=10),
-    evaluation=online.EvalConfig(every=50),
+    evaluation=EvalConfig(every=25),
     checkpoint=CheckpointConfig(every=50),
 )
 

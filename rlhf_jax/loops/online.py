@@ -257,7 +257,7 @@ def train(
 
 
 def answer_held_out(cfg: OnlineConfig, setup: Setup, policy, reference):
-    """`evaluate` on the held-out prompts; the same keys every time, so fewer differences by luck."""
+    """`evaluate` on the held-out prompts, with the same keys every time."""
     key = step_key(cfg.seed, 0, "evaluate")
     return evaluate(
         setup.held_out,
@@ -290,9 +290,7 @@ def measure(
     progress.print(f"held-out after {step} steps: {told}")
 
 
-def load_prompts(
-    cfg: OnlineConfig, tokenizer: Tokenizer, mesh: Mesh
-) -> tuple[PromptSet, PromptSet]:
+def load_prompts(cfg: OnlineConfig, tokenizer: Tokenizer) -> tuple[PromptSet, PromptSet]:
     """Training and held-out prompts, tokenised; sizes that cannot work are refused here."""
     length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
     limit = read_config(cfg.model).max_positions
