@@ -20,21 +20,19 @@ class DecodingConfig:
     Filters apply in this order, each on what the one before left: temperature, top-k, top-p,
     min-p. None switches one off.
 
-    Args:
-        temperature: divides the logits; in [0, ∞). 0 is greedy: the likeliest token (the lowest
-            id of equals), whose log-probs are then reported at temperature 1.
-        top_k: keep the k likeliest tokens.
-        top_p: keep the fewest tokens, likeliest first, whose probabilities reach top_p in (0, 1).
-        min_p: keep tokens at least min_p in (0, 1) times as likely as the likeliest.
-
     Raises:
         ConfigError: a number outside its range; a filter together with temperature 0.
     """
 
     temperature: float = 1.0
+    """Divides the logits; 0 or more. 0 is greedy: the likeliest token (of equals the lowest id),
+    whose log-probs are then reported at temperature 1."""
     top_k: int | None = None
+    """Keep the k likeliest tokens."""
     top_p: float | None = None
+    """Keep the fewest tokens, likeliest first, whose probabilities reach top_p, in (0, 1)."""
     min_p: float | None = None
+    """Keep tokens at least min_p times as likely as the likeliest, in (0, 1)."""
 
     def __post_init__(self):
         check_number("temperature", self.temperature, low=0.0)

@@ -28,15 +28,16 @@ FIRST_ROOM = 32
 class SamplingConfig(DecodingConfig):
     """How many responses of what length, and the distribution (see `DecodingConfig`).
 
-    Args:
-        num_samples: G, responses to each prompt.
-        max_new_tokens: R, response length limit, the end token included.
-        max_prompt_tokens: L, width of the left-padded prompts.
+    Raises:
+        ConfigError: a size below 1, or what `DecodingConfig` refuses.
     """
 
     num_samples: int
+    """Responses to each prompt (G)."""
     max_new_tokens: int
+    """Response length limit (R), the end token included."""
     max_prompt_tokens: int
+    """Width of the left-padded prompts (L)."""
 
     def __post_init__(self):
         DecodingConfig.__post_init__(self)
