@@ -1,14 +1,21 @@
 """Eight virtual CPU devices, strict shapes, and the optional real model and data.
 
-Set before jax starts: tests of sharding need several devices, and a formula that broadcasts by
-accident must fail.
+Set before jax starts: tests of sharding need several devices, a formula that broadcasts by
+accident must fail, and a program compiled once serves all tests and the processes they start.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="rlhf_jax_tests_")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 from pathlib import Path
 

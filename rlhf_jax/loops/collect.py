@@ -28,6 +28,16 @@ class Judged(NamedTuple):
         prompts, completions = ([column[b] for b in rows] for column in self[:2])
         return Judged(prompts, completions, self.score_BC[rows], self.valid_BC[rows])
 
+    @classmethod
+    def join(cls, parts: list[Judged]) -> Judged:
+        prompts, completions, scores, valids = zip(*parts, strict=True)
+        return cls(
+            list(chain.from_iterable(prompts)),
+            list(chain.from_iterable(completions)),
+            np.concatenate(scores),
+            np.concatenate(valids),
+        )
+
     def records(self, rewards) -> list[dict[str, Any]]:
         """One dict a row, as samples.jsonl holds them; a score that does not apply is None."""
         return [
@@ -102,13 +112,7 @@ def fill_batch(
     rows = np.argsort(~np.concatenate(kept), kind="stable")[: cfg.rows]
     rollout = jax.tree.map(lambda *parts: np.concatenate(parts)[rows], *rollouts)
     group_B = np.repeat(np.arange(cfg.num_prompts, dtype=np.int32), cfg.sampling.num_samples)
-    everything = Judged(
-        list(chain.from_iterable(part.prompts for part in judged)),
-        list(chain.from_iterable(part.completions for part in judged)),
-        np.concatenate([part.score_BC for part in judged]),
-        np.concatenate([part.valid_BC for part in judged]),
-    )
-    return replace(rollout, group_B=group_B), everything.take(rows), len(kept)
+    return replace(rollout, group_B=group_B), Judged.join(judged).take(rows), len(kept)
 
 
 def minibatches(cfg, batch: PolicyBatch, step: int) -> Iterator[PolicyBatch]:

@@ -49,7 +49,7 @@ def evaluate(
     answer: Callable[[Prompts], Rollout],
     judge: Callable[[Prompts, Rollout], Judged],
     log_probs: Callable[[Rollout], dict],
-) -> tuple[dict[str, float], list[Judged]]:
+) -> tuple[dict[str, float], Judged]:
     """Every held-out prompt once.
 
     Args:
@@ -94,4 +94,4 @@ def evaluate(
     numbers = {name: float(np.mean(values)) for name, values in rows.items()}
     if "kl" in rows:
         numbers["ref_perplexity"] = float(np.exp(nats / max(sum(rows["length"]), 1)))
-    return numbers, judged
+    return numbers, Judged.join(judged)

@@ -18,7 +18,7 @@ from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.prompts import OVER_LONG, PromptSet
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
-from rlhf_jax.loops.collect import Judged, fill_batch, judge, minibatches
+from rlhf_jax.loops.collect import fill_batch, judge, minibatches
 from rlhf_jax.loops.common import RunConfig, StopRequest, step_key
 from rlhf_jax.loops.evaluate import EvalConfig, evaluate
 from rlhf_jax.loops.functions import Functions, build
@@ -282,7 +282,7 @@ def measure(
     opened.folder.log(step, {f"eval/{name}": value for name, value in numbers.items()})
     opened.host.setdefault("before", numbers)
     opened.host["after"] = numbers
-    shown: Judged = judged[0].take(np.arange(min(cfg.evaluation.samples_shown, len(judged[0][0]))))
+    shown = judged.take(np.arange(min(cfg.evaluation.samples_shown, len(judged.prompts))))
     opened.folder.sample(step, [{"held_out": True, **r} for r in shown.records(cfg.rewards)])
     told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     if step in (0, cfg.num_steps):

@@ -1,0 +1,35 @@
+"""Small runs on one of the eight virtual devices; a folder to start from, written once."""
+
+from functools import partial
+
+import jax
+import pytest
+from toy import write_policy
+
+from rlhf_jax.loops import offline, online
+from rlhf_jax.parallel.mesh import make_mesh
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory):
+    """A tiny model as a Hugging Face folder. Read only."""
+    return write_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Nearly all the time of these tests is compiling, and none of them measures speed."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """The loops see the first device alone: less to compile."""
+    make_one = partial(make_mesh, devices=jax.devices()[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "make_mesh", make_one)
+        patch.setattr(offline, "make_mesh", make_one)
+        yield

@@ -1,0 +1,86 @@
+"""A whole run in seconds: a tiny pretrained folder, prompts, rewards and a config of each loop."""
+
+import numpy as np
+from tiny import random_params
+
+from rlhf_jax.algorithms.grpo import grpo
+from rlhf_jax.bind import bind
+from rlhf_jax.loops.offline import DecoderShape, OfflineConfig
+from rlhf_jax.loops.online import OnlineConfig
+from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.convert import export_pretrained
+from rlhf_jax.models.tokenizer import byte_tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.rollout.sampler import SamplingConfig
+from rlhf_jax.train.checkpoint import CheckpointConfig
+from rlhf_jax.train.optim import OptimConfig
+from rlhf_jax.types import replace
+
+
+def write_policy(folder, *, seed: int = 0, num_layers: int = 1):
+    """Export a random decoder over bytes: 259 ids, which no mesh axis divides; 4 of 8 heads."""
+    tokenizer = byte_tokenizer()
+    config = DecoderConfig(
+        vocab_size=tokenizer.vocab_size,
+        num_layers=num_layers,
+        d_model=32,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=4,
+        d_ff=64,
+        max_positions=32,
+    )
+    export_pretrained(folder, config, random_params(Model(config), seed), tokenizer)
+    return folder
+
+
+def say(*, train: int = 16, held_out: int = 6):
+    """Prompts of different lengths; `number` tells a reward which one it judges."""
+    rows = [{"prompt": f"say {i}:", "number": i} for i in range(train + held_out)]
+    return rows[:train], rows[train:]
+
+
+def share_of_low_bytes(prompts, completions, rows):
+    """How many of the characters are ASCII: about half at the start, easily learnt."""
+    return [float(np.mean([c < "\x80" for c in text] or [0.0])) for text in completions]
+
+
+def online_config(model, out, **changes) -> OnlineConfig:
+    """GRPO on 4 prompts with 4 samples of at most 4 tokens."""
+    sizes = ("num_samples", "max_new_tokens", "max_prompt_tokens", "temperature")
+    sampling = dict(num_samples=4, max_new_tokens=4, max_prompt_tokens=8)
+    sampling |= {name: changes.pop(name) for name in sizes if name in changes}
+    cfg = OnlineConfig(
+        out=str(out),
+        model=str(model),
+        objective=grpo(),
+        prompts=bind(say),
+        rewards=(bind(share_of_low_bytes),),
+        num_steps=2,
+        num_prompts=4,
+        sampling=SamplingConfig(**sampling),
+        optim=OptimConfig(learning_rate=1e-2),
+        checkpoint=CheckpointConfig(every=2, keep=10),
+        samples_every=1,
+    )
+    return replace(cfg, **changes)
+
+
+def spell(*, rows: int = 16):
+    """Demonstrations whose completion repeats the prompt's last character."""
+    return [{"prompt": f"{i}>{i % 10}", "completion": f"{i % 10}" * 2} for i in range(rows)]
+
+
+def offline_config(out, **changes) -> OfflineConfig:
+    """Imitation of 16 rows by a new decoder."""
+    cfg = OfflineConfig(
+        out=str(out),
+        demonstrations=bind(spell),
+        decoder=DecoderShape(num_layers=1, d_model=32, d_ff=64, max_positions=16),
+        num_steps=4,
+        batch_rows=8,
+        max_tokens=10,
+        optim=OptimConfig(learning_rate=1e-2),
+        checkpoint=CheckpointConfig(every=2, keep=10),
+    )
+    return replace(cfg, **changes)
