@@ -22,14 +22,14 @@ from rlhf_jax.train.optim import OptimConfig
 CONFIG = OnlineConfig(
     out="runs/grpo_stories",
     model="../shared/models/stories260K/hf",
-    objective=grpo(beta=0.04),
+    objective=grpo(beta=0.2),
     prompts=bind(story_openings, path="../shared/data/tinystories_val/tinystories_val.txt"),
     rewards=(bind(vader),),
-    num_steps=200,
+    num_steps=100,
     num_prompts=16,
-    sampling=SamplingConfig(num_samples=8, max_new_tokens=48, max_prompt_tokens=48),
-    optim=OptimConfig(learning_rate=5e-4, warmup_updates=10),
-    evaluation=EvalConfig(every=50, temperature=1.0),
+    sampling=SamplingConfig(num_samples=8, max_new_tokens=48, max_prompt_tokens=64),
+    optim=OptimConfig(learning_rate=1e-4, warmup_updates=10),
+    evaluation=EvalConfig(every=25, temperature=1.0),
 )
 
 if __name__ == "__main__":

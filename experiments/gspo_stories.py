@@ -1,0 +1,22 @@
+"""GSPO (2507.18071): `grpo_stories` with another objective, and two updates a rollout, so that
+the narrow clip of its sequence ratio acts.
+
+python -m experiments.gspo_stories --model ../shared/models/stories260K/hf
+"""
+
+from dataclasses import replace
+
+from experiments import grpo_stories
+from experiments.launch import launch
+from rlhf_jax.algorithms.gspo import gspo
+from rlhf_jax.loops.online import run
+
+CONFIG = replace(
+    grpo_stories.CONFIG,
+    out="runs/gspo_stories",
+    objective=gspo(),
+    minibatch_rows=64,
+)
+
+if __name__ == "__main__":
+    launch(CONFIG, run)
