@@ -103,7 +103,7 @@ class PromptSet:
         over_long: str = "error",
         name: str = "prompts",
     ) -> PromptSet:
-        """Tokenise rows of {"prompt": text, ...}, with a begin token where the checkpoint's template adds one.
+        """Tokenise rows of {"prompt": text, ...} as the checkpoint's own template begins a text.
 
         Args:
             rows: records of a dataset; they reach the reward functions as they are.

@@ -27,6 +27,7 @@ from rlhf_jax.models.cache import OwnCache, PromptCache, write_own
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.init import fill
 from rlhf_jax.models.layers import Block, Embed, Head, RMSNorm, one_layer, rotary, stacked
+from rlhf_jax.parallel.sharding import ROW_AXES, hold
 
 Params = dict[str, Any]
 
@@ -180,7 +181,10 @@ class Model:
         return self.norm_out(prepared, x_PGD), OwnCache(k=k, v=v, length=own.length + 1)
 
     def embed(self, params: Params, tokens: Array) -> Array:
-        return jnp.take(params["embed"]["w_VD"], tokens, axis=0).astype(self.compute_dtype)
+        # The table is gathered over fsdp like any weight before its use, and activations have
+        # whole widths: else its split of D would spread into them and be turned back every layer.
+        table_VD = hold(params["embed"]["w_VD"], "tensor", None)
+        return hold(jnp.take(table_VD, tokens, axis=0).astype(self.compute_dtype), ROW_AXES)
 
     def norm_out(self, params: Params, x: Array) -> Array:
         norm = RMSNorm(self.config.d_model, self.config.norm_eps)
@@ -211,7 +215,8 @@ class Model:
             return full_attention(q, k, v, mask_BTT), ((k, v) if keep_kv else None)
 
         def layer(x_BTD, weights):
-            return block_of(config, weights)(x_BTD, rotate, attend)
+            x_BTD, kv = block_of(config, weights)(x_BTD, rotate, attend)
+            return hold(x_BTD, ROW_AXES), kv
 
         if REMAT[self.remat] is not None:
             # under scan the barrier that guards against common-subexpression merging is not needed

@@ -125,6 +125,17 @@ def constrain_rows(mesh: Mesh | None, batch: Any, *, dim: int = 0) -> Any:
     return jax.lax.with_sharding_constraint(batch, sharding)
 
 
+def hold(x: Any, *spec) -> Any:
+    """Inside jit, under `jax.set_mesh`: keep an activation or a weight on this PartitionSpec.
+
+    No mesh with our axes in context: unchanged.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or any(name not in mesh.axis_names for name in ROW_AXES):
+        return x
+    return jax.lax.with_sharding_constraint(x, P(*spec))
+
+
 def row_shards(mesh: Mesh | None) -> int:
     """Into how many parts rows are split: data times fsdp."""
     return 1 if mesh is None else _size(mesh, ROW_AXES)
