@@ -79,7 +79,7 @@ def draw_curves(
     columns: int = 3,
     max_panels: int = 6,
 ) -> list[str]:
-    """Write a PNG with the first `max_panels` panels for which something was logged.
+    """Write a PNG with the first `max_panels` panels for which something but 0 was logged.
 
     Where a line has more than 60 points, it is the running mean of a twentieth of them over the
     raw values in pale grey.
@@ -99,7 +99,8 @@ def draw_curves(
     found = []
     for panel in panels:
         series = [(label, *series_of(lines, metric, phase)) for metric, label in panel.series]
-        if any(len(steps) for _, steps, _ in series):
+        # a curve that is 0 throughout says nothing
+        if any(np.any(values) for _, _, values in series):
             found.append((panel, series))
     found = found[:max_panels]
     if not found:
@@ -126,6 +127,10 @@ def _draw_panel(axes, panel: Panel, series) -> None:
         if len(values) == 1:
             style = {"marker": "o", **style}
         axes.plot(steps, values, label=label, zorder=2, **style)
+    low, high = axes.get_ylim()
+    least = 0.05 * max(abs(low), abs(high))  # a hair's breadth of noise should look like one
+    if high - low < least:
+        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
