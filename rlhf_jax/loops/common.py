@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -100,10 +102,12 @@ class StopRequest:
 
     def leave(self, out: str, step: int):
         """Raise what the launcher turns into a message: where it stands, how to go on."""
-        command = " ".join(["python", "-m", _module(), *sys.argv[1:]])
+        # --restart once more would move aside what was just saved
+        options = [o for o in sys.argv[1:] if not re.fullmatch(r"--(.+\.)?restart", o)]
+        command = shlex.join(["python", *_program(), *options])
         raise Interrupted(f"stopped after step {step}; saved in {out}\nresume with: {command}")
 
 
-def _module() -> str:
+def _program() -> list[str]:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec else sys.argv[0]
+    return ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]

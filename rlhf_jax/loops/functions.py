@@ -89,6 +89,9 @@ def label(
         **values,
     )
     labels = estimate(objective, scored)
+    metrics = labels.metrics
+    if objective.reward_kl is not None and objective.reward_kl.controller is not None:
+        metrics = {**metrics, "kl_coef": objective.reward_kl.coef}
     batch = PolicyBatch(
         tokens_BT=rollout.tokens_BT,
         attend_BT=rollout.attend_BT,
@@ -102,4 +105,4 @@ def label(
         value_old_BT=scored.value_BT,
         return_BT=labels.return_BT,
     )
-    return batch, labels.metrics
+    return batch, metrics

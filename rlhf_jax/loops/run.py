@@ -69,7 +69,7 @@ class Run:
     far, the first evaluation. It is saved with every checkpoint.
 
     Raises:
-        ConfigError: the folder holds a run of another config.
+        ConfigError: the folder holds checkpoints of a run with another config.
     """
 
     def __init__(self, cfg: RunConfig, *, panels: Sequence[Panel] = ONLINE_PANELS):
@@ -78,8 +78,10 @@ class Run:
             begin_anew(path)
         self.cfg, self.panels = cfg, panels
         self.folder = RunFolder(path, writes=is_first_process())
-        self._refuse_another_run(self.folder.config(), resolved(cfg))
         self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)
+        # without a checkpoint there is nothing to go on from: a mended option may begin anew
+        if self.checkpoints.steps():
+            self._refuse_another_run(self.folder.config(), resolved(cfg))
         self.host: dict[str, Any] = {"position": 0, "tokens": 0, "seconds": 0.0}
 
     def _refuse_another_run(self, old: dict | None, new: dict) -> None:
