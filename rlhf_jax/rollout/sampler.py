@@ -20,7 +20,7 @@ from rlhf_jax.types import Rollout, pytree, replace
 # The own cache begins with room for this many tokens and doubles when it is full: attention reads
 # the whole room at every step, so a batch that is young, or ends early, does not pay for R. Each
 # doubling is one more decoding loop to compile. On 2 CPU cores, against one room for all (4 layers
-# of width 256, 64 rows): −6 % time at R = 64, −12 % and more at R = 256.
+# of width 256, 64 rows): −6 % time at R = 64, −16 % at R = 256.
 FIRST_ROOM = 32
 
 
