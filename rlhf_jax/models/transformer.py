@@ -191,7 +191,7 @@ class Model:
         return nnx.merge(nnx.split(norm)[0], params["norm_out"])(x)
 
     def _unrolls(self) -> bool:
-        # On CPU the loop takes 1.5 to 1.9 times as long (2 cores, 4 layers of width 256, 64 rows ×
+        # On CPU the loop takes 1.3 to 1.6 times as long (2 cores, 4 layers of width 256, 64 rows ×
         # 64 tokens, float32): every step copies each layer's weights and caches out of the stack,
         # and at 64 rows a matmul costs little more than such a copy. On accelerators a slice of
         # the stack is read where it lies, and a program that grows with depth compiles slowly.
