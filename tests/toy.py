@@ -50,9 +50,7 @@ def online_config(model, out, **changes) -> OnlineConfig:
     sizes = ("num_samples", "max_new_tokens", "max_prompt_tokens", "temperature")
     sampling = dict(num_samples=4, max_new_tokens=4, max_prompt_tokens=8)
     sampling |= {name: changes.pop(name) for name in sizes if name in changes}
-    cfg = OnlineConfig(
-        out=str(out),
-        model=str(model),
+    options = dict(
         objective=grpo(),
         prompts=bind(say),
         rewards=(bind(share_of_low_bytes),),
@@ -63,7 +61,7 @@ def online_config(model, out, **changes) -> OnlineConfig:
         checkpoint=CheckpointConfig(every=2, keep=10),
         samples_every=1,
     )
-    return replace(cfg, **changes)
+    return OnlineConfig(out=str(out), model=str(model), **options | changes)
 
 
 def spell(*, rows: int = 16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +17,18 @@ from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_numb
 from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest, step_key
 from rlhf_jax.loops.run import Run, load_policy
 from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.sharding import padded_vocab, row_shards, shard_rows
 from rlhf_jax.report.curves import Panel
 from rlhf_jax.report.progress import Progress
+from rlhf_jax.train.microbatch import check_micro_rows
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.state import TrainState, init_params, init_state
 from rlhf_jax.train.steps import make_sft_update
-from rlhf_jax.types import replace
+from rlhf_jax.types import SFTBatch, replace
 
 PANELS = (
     Panel("Loss", "nats / token", (("loss", "training"),)),
@@ -92,20 +95,21 @@ def run(cfg: OfflineConfig) -> dict[str, Any]:
         return opened.result
     mesh = make_mesh(cfg.mesh)
     check_divides("batch_rows", cfg.batch_rows, "mesh data*fsdp", row_shards(mesh))
+    check_micro_rows(cfg.batch_rows, cfg.micro_rows, mesh)
+    limit = read_config(cfg.model).max_positions if cfg.model else cfg.decoder.max_positions
+    if cfg.max_tokens > limit:
+        raise ConfigError(f"max_tokens={cfg.max_tokens} is above the model's {limit} positions")
     tokenizer = Tokenizer.from_folder(cfg.model) if cfg.model else byte_tokenizer()
     rows = DemonstrationSet.from_rows(
         cfg.demonstrations(), tokenizer, max_tokens=cfg.max_tokens, over_long=cfg.over_long
     )
+    batches = rows.batches(cfg.batch_rows, cfg.seed)
     with jax.set_mesh(mesh), StopRequest() as stop:
         model, policy = start(cfg, tokenizer, mesh)
-        if cfg.max_tokens > model.config.max_positions:
-            raise ConfigError(
-                f"max_tokens={cfg.max_tokens} is above the model's {model.config.max_positions}"
-            )
         tx = make_optimizer(cfg.optim, cfg.num_steps)
         state = opened.restore(init_state(policy, tx, mesh=mesh), data=rows.fingerprint)
         update = make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
-        state = train(cfg, update, state, rows, mesh, opened, stop)
+        state = train(cfg, update, state, batches, mesh, opened, stop)
         return opened.finish(model, state.policy, tokenizer)
 
 
@@ -133,14 +137,13 @@ def train(
     cfg: OfflineConfig,
     update,
     state: TrainState,
-    rows: DemonstrationSet,
+    batches: Sequence[SFTBatch],
     mesh: Mesh,
     opened: Run,
     stop: StopRequest,
 ) -> TrainState:
     """Imitate: one batch of demonstrations, one update. Reported one step late."""
     host, pending, first = opened.host, None, int(state.step)
-    batches = rows.batches(cfg.batch_rows, cfg.seed)
     with Progress("imitate", total=cfg.num_steps, start=first) as progress:
         for step in range(first, cfg.num_steps):
             began = time.monotonic()

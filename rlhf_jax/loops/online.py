@@ -7,6 +7,7 @@ it is the box of the papers; `loops/functions.py` makes the jitted functions tha
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,7 @@ from rlhf_jax.train.state import (
     objective_now,
     refresh_reference,
 )
-from rlhf_jax.types import replace
+from rlhf_jax.types import Prompts, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,8 @@ class OnlineConfig(RunConfig):
             raise ConfigError(
                 f"reward_weights has {len(self.weights)} numbers for {len(self.rewards)} rewards"
             )
+        for weight in self.weights:
+            check_number("reward_weights", weight)
         if self.objective.needs_group and self.sampling.num_samples < 2:
             raise ConfigError(
                 f"{self.objective.advantage} compares the samples of one prompt: "
@@ -133,6 +136,7 @@ class Setup:
     mesh: Mesh
     tokenizer: Tokenizer
     prompts: PromptSet
+    batches: Sequence[Prompts]
     held_out: PromptSet
     model: Model
     policy: dict[str, Any]
@@ -148,6 +152,7 @@ def set_up(cfg: OnlineConfig) -> Setup:
     """
     tokenizer = Tokenizer.from_folder(cfg.model)
     prompts, held_out = load_prompts(cfg, tokenizer)
+    batches = prompts.batches(cfg.num_prompts, cfg.seed)
     mesh = make_mesh(cfg.mesh)
     check_divides("num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
     check_micro_rows(cfg.update_rows, cfg.micro_rows, mesh)
@@ -155,7 +160,7 @@ def set_up(cfg: OnlineConfig) -> Setup:
     functions, optimizers = build(
         cfg, model, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, mesh=mesh
     )
-    return Setup(mesh, tokenizer, prompts, held_out, model, policy, functions, optimizers)
+    return Setup(mesh, tokenizer, prompts, batches, held_out, model, policy, functions, optimizers)
 
 
 def run(cfg: OnlineConfig) -> dict[str, Any]:
@@ -199,13 +204,12 @@ def train(
     """The papers' loop. A step is reported while the device works on the next one."""
     functions, mesh, tokenizer = setup.functions, setup.mesh, setup.tokenizer
     host, objective = opened.host, cfg.objective
-    batches = setup.prompts.batches(cfg.num_prompts, cfg.seed)
     # one update on fresh weights: old is the policy itself, nothing needs to be scored for it
     keep_old = cfg.updates_per_step > 1 or objective.needs_old
     pending = None
 
     def draw(attempt):
-        prompts = batches[host["position"]]
+        prompts = setup.batches[host["position"]]
         host["position"] += 1
         key = step_key(cfg.seed, step, "sample", attempt)
         return prompts, functions.sample(state.policy, prompts, key)  # y_1..y_G ~ π_old(· | x)

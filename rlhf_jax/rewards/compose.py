@@ -54,6 +54,7 @@ def score_completions(
             something other than a list, or one of the wrong length, or NaN, an infinity, or
             not a number. It names the function and the row.
         ValueError: the three lists differ in length.
+        Whatever a reward function raises, with a note of its name.
     """
     if not rewards:
         raise ConfigError("there are no reward functions")
@@ -69,7 +70,11 @@ def score_completions(
     names = reward_names(rewards)
     for c, (reward, weight, name) in enumerate(zip(rewards, weights, names, strict=True)):
         check_number(f"weight of reward {name}", weight)
-        scores = reward(list(prompts), list(completions), list(rows))
+        try:
+            scores = reward(list(prompts), list(completions), list(rows))
+        except Exception as error:  # its author needs the traceback; here it gets the name
+            error.add_note(f"raised by reward {name}, asked for {len(prompts)} scores")
+            raise
         if not isinstance(scores, (list, tuple, np.ndarray)):
             raise ConfigError(
                 f"reward {name} returned a {type(scores).__name__}, not a list of numbers"

@@ -53,11 +53,14 @@ def map_rows(fn: Callable, batch: Any, *, micro_rows: int | None, mesh: Mesh | N
     Args:
         fn: arrays that lead with rows -> arrays that lead with the same rows.
         batch: pytree of arrays [B, …].
-        micro_rows: rows at a time; None, or more than there are: all.
+        micro_rows: at most so many rows at a time; the largest number that divides is taken (a
+            rollout and a batch of held-out answers need not divide alike). None: all.
         mesh: keeps the rows where they are.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
-    micro_rows = check_micro_rows(rows, min(micro_rows or rows, rows), mesh)
+    at_most, shards = min(micro_rows or rows, rows), row_shards(mesh)
+    fits = [m for m in range(shards, at_most + 1, shards) if rows % m == 0]
+    micro_rows = check_micro_rows(rows, fits[-1] if fits else at_most, mesh)
     if micro_rows == rows:
         return fn(batch)
     return merge_rows(jax.lax.map(fn, split_rows(batch, micro_rows, mesh)), mesh)

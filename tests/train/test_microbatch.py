@@ -36,15 +36,18 @@ def test_cutting_moves_nothing_between_devices():
     np.testing.assert_array_equal(back["x_BT"], 2 * np.asarray(batch["x_BT"]))
 
 
-@pytest.mark.parametrize("micro_rows", [None, 1, 2, 6])
-def test_map_rows_equals_the_whole(micro_rows):
+@pytest.mark.parametrize(("micro_rows", "taken"), [(None, 6), (1, 1), (2, 2), (5, 3), (7, 6)])
+def test_map_rows_equals_the_whole(micro_rows, taken):
+    seen = []
     batch = (jnp.arange(12.0).reshape(6, 2), jnp.arange(6))
 
     def fn(part):
         x_BT, id_B = part
+        seen.append(len(id_B))
         return {"sum_B": x_BT.sum(1) + id_B, "none": None}
 
     out = map_rows(fn, batch, micro_rows=micro_rows)
+    assert seen[-1] == taken
     np.testing.assert_array_equal(out["sum_B"], fn(batch)["sum_B"])
 
 
