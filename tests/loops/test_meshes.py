@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file
 from toy import online_config, write_policy
 
 from rlhf_jax.algorithms.ppo import ppo
@@ -136,3 +137,21 @@ def test_a_step_on_eight_devices_equals_one(shape, folders, on_one, tmp_path, mo
     # four key/value heads: split where they divide, whole on every device of a tensor axis of 8
     split = "tensor" in jax.tree.leaves(tuple(got["sharding"]))
     assert split == (shape[2] in (2, 4))
+
+
+def test_a_sharded_run_is_saved_resumed_and_exported(folders, tmp_path):
+    """To the bit, on a mesh that uses every axis; the padded vocabulary is stripped."""
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    runs = {
+        name: online_config(folders[0], tmp_path / name, mesh=mesh, num_steps=steps)
+        for name, steps in (("straight", 2), ("parts", 1))
+    }
+    online.run(runs["straight"])
+    online.run(runs["parts"])
+    online.run(replace(runs["parts"], num_steps=2))
+    straight, parts = (load_file(tmp_path / name / "policy/model.safetensors") for name in runs)
+    before = load_file(folders[0] / "model.safetensors")
+    assert straight.keys() == parts.keys() == before.keys()
+    for name, x in straight.items():
+        np.testing.assert_array_equal(x, parts[name], err_msg=name)
+        assert x.shape == before[name].shape and (x != before[name]).any()

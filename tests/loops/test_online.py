@@ -14,6 +14,7 @@ from rlhf_jax.algorithms.gspo import gspo
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlhf_jax.algorithms.rloo import rloo
+from rlhf_jax.bind import bind
 from rlhf_jax.loops import online
 from rlhf_jax.models.convert import load_pretrained
 from rlhf_jax.models.tokenizer import Tokenizer
@@ -128,3 +129,34 @@ def test_every_algorithm_trains(name, policy_folder, tmp_path):
     assert step["updates"] == 2 and step["skipped"] == 0
     assert step["kl_old"] > 0, "the second update saw the policy that had sampled"
     assert ("value_loss" in step) == ("critic_grad_norm" in step) == objective.needs_critic
+
+
+def mostly_equal(prompts, completions, rows):
+    """Prompts with an odd number are right whatever is said: groups that teach nothing."""
+    scores = share_of_low_bytes(prompts, completions, rows)
+    return [1.0 if row["number"] % 2 else s for s, row in zip(scores, rows, strict=True)]
+
+
+def test_dapo_draws_again_until_the_batch_is_full(policy_folder, tmp_path):
+    cfg = online_config(
+        policy_folder,
+        tmp_path,
+        objective=dapo(),
+        rewards=(bind(mostly_equal),),
+        num_steps=3,
+        max_resample=3,
+    )
+    online.run(cfg)
+    draws = [int(n) for n in series(tmp_path, "draws")]
+    assert len(draws) == 3 and max(draws) > 1 and max(draws) <= 3
+    for line in lines_of(tmp_path):
+        if "draws" in line and line["draws"] < 3:
+            assert line["groups_kept"] == 1
+    # the step's samples are those that were kept, not those that were drawn first
+    trained = [s for s in lines_of(tmp_path, "samples.jsonl") if not s.get("held_out")]
+    assert len(trained) == 3 * 4
+    full = {step for step, n in enumerate(draws, start=1) if n < 3}
+    assert all(int(s["prompt"][4:-1]) % 2 == 0 for s in trained if s["step"] in full)
+    # every draw moved on in the data
+    host = tmp_path / "checkpoints" / "step_00000003" / "host.json"
+    assert json.loads(host.read_text())["host"]["position"] == sum(draws)

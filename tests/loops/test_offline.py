@@ -1,0 +1,88 @@
+"""Imitation: the loss goes down, the folder is complete, a model can be trained further."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import offline_config, spell
+
+from rlhf_jax.loops import offline
+from rlhf_jax.models.convert import load_pretrained
+from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.types import replace
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+@pytest.fixture(scope="module")
+def finished(one_device, tmp_path_factory):
+    cfg = offline_config(tmp_path_factory.mktemp("runs") / "spell", num_steps=60, batch_rows=16)
+    return cfg, Path(cfg.out), offline.run(cfg)
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return [line["loss"] for line in lines]
+
+
+def test_the_loss_goes_down(finished):
+    _, out, _ = finished
+    loss = losses(out)
+    # an untrained decoder of 259 ids is near log 259 = 5.6 nats
+    assert 4.5 < loss[0] < 7
+    assert loss[-1] < 0.3
+
+
+def test_the_folder_holds_everything(finished):
+    cfg, out, result = finished
+    assert result == json.loads((out / "result.json").read_text())
+    assert result["steps"] == 60
+    # two digits and an end, 16 rows, 60 steps
+    assert result["tokens"] == 3 * 16 * 60
+    assert json.loads((out / "config.json").read_text())["config"]["batch_rows"] == 16
+    assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert list((out / "tensorboard").rglob("events.out*"))
+    assert offline.run(cfg) == result  # is not run again
+
+
+def test_the_exported_model_says_what_it_was_taught(finished):
+    _, out, _ = finished
+    tokenizer = Tokenizer.from_folder(out / "policy")
+    config, params = load_pretrained(out / "policy")
+    model = Model(config)
+    right = 0
+    for row in spell():
+        prompt = tokenizer.encode(row["prompt"])
+        ids = np.array([prompt + tokenizer.append_end(tokenizer.encode(row["completion"], False))])
+        hidden = model.hidden(params, ids, np.ones(ids.shape, bool))
+        greedy = np.asarray(model.logits(params, hidden)[0].argmax(-1))
+        right += (greedy[len(prompt) - 1 : -1] == ids[0, len(prompt) :]).all()
+    assert right >= 15
+
+
+def test_a_given_model_is_trained_further(finished, tmp_path):
+    cfg, out, _ = finished
+    more = replace(cfg, out=str(tmp_path), model=str(out / "policy"), num_steps=2)
+    offline.run(more)
+    assert losses(tmp_path)[0] < 0.5
+
+
+def test_the_cut_into_micro_batches_changes_nothing(tmp_path):
+    outs = []
+    for micro_rows in (None, 4):
+        cfg = offline_config(tmp_path / str(micro_rows), num_steps=2, micro_rows=micro_rows)
+        offline.run(cfg)
+        outs.append(losses(Path(cfg.out)))
+    np.testing.assert_allclose(outs[0], outs[1], rtol=1e-4)
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    loss = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        cfg = offline_config(tmp_path / name, num_steps=2, seed=seed)
+        offline.run(cfg)
+        loss[name] = losses(Path(cfg.out))
+    assert loss["a"] == loss["b"] != loss["c"]
