@@ -32,7 +32,7 @@ WARMUP = offline.OfflineConfig(
     out="",
     demonstrations=bind(sloppy_sums, slip=0.6, draws=4),
     decoder=offline.DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
-    num_steps=300,
+    num_steps=400,
     batch_rows=256,
     max_tokens=12,
     optim=OptimConfig(learning_rate=3e-3, schedule="cosine", warmup_updates=50, b2=0.98),
@@ -44,13 +44,13 @@ RL = online.OnlineConfig(
     objective=grpo(beta=0.01),
     prompts=bind(sum_prompts),
     rewards=(bind(exact_answer),),
-    num_steps=100,
+    num_steps=120,
     num_prompts=64,
     sampling=SamplingConfig(num_samples=16, max_new_tokens=5, max_prompt_tokens=7),
     minibatch_rows=512,
     optim=OptimConfig(learning_rate=5e-4, warmup_updates=10),
-    evaluation=EvalConfig(every=25),
-    checkpoint=CheckpointConfig(every=50),
+    evaluation=EvalConfig(every=40),
+    checkpoint=CheckpointConfig(every=40),
 )
 
 
