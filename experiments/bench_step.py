@@ -25,7 +25,7 @@ from rlhf_jax.data.synthetic import sum_prompts
 from rlhf_jax.errors import check_number
 from rlhf_jax.loops import online
 from rlhf_jax.loops.functions import build
-from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.config import DecoderConfig, DecoderShape
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.parallel.sharding import shard_rows
@@ -47,6 +47,8 @@ STEP = online.OnlineConfig(
     micro_rows=16,  # fits the caches: on two cores a quarter faster than 64 rows at once
 )
 
+DECODER = DecoderShape(d_model=256, num_heads=8, num_kv_heads=8, d_ff=688)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
@@ -54,18 +56,10 @@ class BenchConfig:
 
     rounds: int = 7
     """Timed rounds, after one that compiles; each times a matmul and every part of a step."""
-    num_layers: int = 4
-    """Layers of the decoder."""
-    d_model: int = 256
-    """Its width."""
-    num_heads: int = 8
-    """Its query heads."""
-    num_kv_heads: int = 8
-    """Its key/value heads."""
-    d_ff: int = 688
-    """Width of its feed-forward."""
+    decoder: DecoderShape = DECODER
+    """Shape of the decoder."""
     vocab_size: int = 4096
-    """Its vocabulary; embedding and head are one matrix."""
+    """Its vocabulary."""
     matmul: int = 2048
     """Side of the square matrices whose product gives the machine's rate."""
     step: online.OnlineConfig = field(default_factory=lambda: STEP)
@@ -108,15 +102,7 @@ def step_flops(shape: DecoderConfig, step: online.OnlineConfig) -> dict[str, flo
 
 def main(cfg: BenchConfig) -> None:
     """Time matmul, sampling, scoring and update in turns; print medians and ratios."""
-    shape = DecoderConfig(
-        vocab_size=cfg.vocab_size,
-        num_layers=cfg.num_layers,
-        d_model=cfg.d_model,
-        num_heads=cfg.num_heads,
-        num_kv_heads=cfg.num_kv_heads,
-        head_dim=cfg.d_model // cfg.num_heads,
-        d_ff=cfg.d_ff,
-    )
+    shape = cfg.decoder.config(cfg.vocab_size)
     step, mesh = cfg.step, make_mesh(cfg.step.mesh)
     model = Model(shape)
     rng = np.random.default_rng(step.seed)

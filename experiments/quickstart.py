@@ -23,6 +23,7 @@ from rlhf_jax.data.synthetic import sloppy_sums, sum_prompts
 from rlhf_jax.loops import offline, online
 from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.loops.run import begin_anew
+from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.rewards.exact import exact_answer
 from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.checkpoint import CheckpointConfig
@@ -31,7 +32,7 @@ from rlhf_jax.train.optim import OptimConfig
 WARMUP = offline.OfflineConfig(
     out="",
     demonstrations=bind(sloppy_sums, slip=0.6, draws=4),
-    decoder=offline.DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
+    decoder=DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
     num_steps=400,
     batch_rows=256,
     max_tokens=12,

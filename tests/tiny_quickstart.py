@@ -5,7 +5,7 @@ import time
 from experiments import quickstart
 from experiments.launch import launch
 from rlhf_jax.bind import bind
-from rlhf_jax.loops.offline import DecoderShape
+from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.checkpoint import CheckpointConfig
 from rlhf_jax.types import replace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import grain
 import numpy as np
 
+from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
 from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_right
-from rlhf_jax.data.prompts import OVER_LONG
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import SFTBatch
 
@@ -81,22 +80,13 @@ class DemonstrationSet:
             length = len(pair[0]) + len(pair[1])
             if length > max_tokens:
                 if over_long == "error":
-                    raise ConfigError(
-                        f"{name}: row {number} has {length} tokens, more than max_tokens="
-                        f'{max_tokens}; raise it, or choose over_long="drop", "left" or "right"'
-                    )
+                    raise too_long(name, number, length, "max_tokens", max_tokens)
                 pair = None if over_long == "drop" else fit(*pair, max_tokens, over_long)
                 num_cut += pair is not None
             if pair is not None:
                 kept.append(pair)
         num_dropped = len(rows) - len(kept)
-        if num_dropped or num_cut:
-            logging.getLogger(__name__).warning(
-                "%s: %d of %d rows dropped, %d cut: longer than %d tokens",
-                *(name, num_dropped, len(rows), num_cut, max_tokens),
-            )
-        if not kept:
-            raise ConfigError(f"{name}: no row fits into {max_tokens} tokens")
+        tell_lengths(name, len(rows), num_dropped, num_cut, max_tokens)
         return cls(
             ids=[prompt + completion for prompt, completion in kept],
             prompt_length=[len(prompt) for prompt, _ in kept],

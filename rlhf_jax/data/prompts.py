@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import grain
 import numpy as np
 
+from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
 from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_left
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import Prompts
-
-OVER_LONG = ("error", "drop", "left", "right")
 
 Row = dict[str, Any]
 
@@ -132,24 +130,14 @@ class PromptSet:
                 raise ConfigError(f"{name}: row {number} has no tokens: {row['prompt']!r}")
             if len(ids) > max_prompt_tokens:
                 if over_long == "error":
-                    raise ConfigError(
-                        f"{name}: row {number} has {len(ids)} tokens, more than "
-                        f"max_prompt_tokens={max_prompt_tokens}; raise it, or choose "
-                        'over_long="drop", "left" or "right"'
-                    )
+                    raise too_long(name, number, len(ids), "max_prompt_tokens", max_prompt_tokens)
                 if over_long == "drop":
                     continue
                 num_cut += 1
                 ids = ids[-max_prompt_tokens:] if over_long == "left" else ids[:max_prompt_tokens]
             kept.append((number, ids))
         num_dropped = len(rows) - len(kept)
-        if num_dropped or num_cut:
-            logging.getLogger(__name__).warning(
-                "%s: %d of %d rows dropped, %d cut: longer than %d tokens",
-                *(name, num_dropped, len(rows), num_cut, max_prompt_tokens),
-            )
-        if not kept:
-            raise ConfigError(f"{name}: every row is longer than {max_prompt_tokens} tokens")
+        tell_lengths(name, len(rows), num_dropped, num_cut, max_prompt_tokens)
         return cls(
             rows=[rows[number] for number, _ in kept],
             ids=[ids for _, ids in kept],

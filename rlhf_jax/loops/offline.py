@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.demonstrations import DemonstrationSet
-from rlhf_jax.data.prompts import OVER_LONG
+from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest, step_key
 from rlhf_jax.loops.run import Run, load_policy
-from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
 from rlhf_jax.models.transformer import Model
@@ -35,24 +35,6 @@ PANELS = (
     Panel("Gradient norm", "before clipping", (("grad_norm", "policy"),)),
     Panel("Learning rate", "rate", (("learning_rate", "policy"),)),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """A new decoder; its vocabulary is the tokenizer's."""
-
-    num_layers: int = 4
-    """Layers."""
-    d_model: int = 128
-    """Width of the residual stream."""
-    num_heads: int = 4
-    """Query heads."""
-    num_kv_heads: int = 4
-    """Key/value heads; each serves num_heads / num_kv_heads query heads."""
-    d_ff: int = 352
-    """Width of the feed-forward."""
-    max_positions: int = 512
-    """Longest sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +99,8 @@ def start(cfg: OfflineConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, 
     """The model of the folder, or a new decoder with random parameters."""
     if cfg.model:
         return load_policy(cfg.model, cfg, mesh)
-    shape = cfg.decoder
-    config = DecoderConfig(
-        vocab_size=tokenizer.vocab_size,
-        vocab_padded=padded_vocab(tokenizer.vocab_size, mesh.shape["tensor"]),
-        num_layers=shape.num_layers,
-        d_model=shape.d_model,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.d_model // shape.num_heads,
-        d_ff=shape.d_ff,
-        max_positions=shape.max_positions,
-    )
+    vocab = tokenizer.vocab_size
+    config = cfg.decoder.config(vocab, padded_vocab(vocab, mesh.shape["tensor"]))
     model = Model(config, DTYPES[cfg.compute_dtype], cfg.remat)
     return model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh)
 

@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.bind import Bound
-from rlhf_jax.data.prompts import OVER_LONG, PromptSet
+from rlhf_jax.data.lengths import OVER_LONG
+from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import fill_batch, judge, minibatches
 from rlhf_jax.loops.common import RunConfig, StopRequest, step_key
@@ -29,6 +30,7 @@ from rlhf_jax.models.heads import init_scalar_head
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
+from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import row_shards, shard_rows
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.tables import sample_table
@@ -242,7 +244,7 @@ def train(
 
             if pending:
                 opened.report(progress, *pending)
-            host["tokens"] += int(np.sum(rollout.mask_BT))
+            host["tokens"] += int(to_host(rollout.mask_BT).sum())
             numbers |= {"draws": draws, "seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]
             pending = (step + 1, updates, numbers, judged)

@@ -1,10 +1,10 @@
-"""Shape of a decoder-only transformer: every number the parameters depend on."""
+"""Shape of a decoder-only transformer: every number that the parameters depend on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.errors import ConfigError, check_divides, check_number
 
 _SIZES = ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff")
 
@@ -73,3 +73,40 @@ class DecoderConfig:
     @property
     def heads_per_kv(self) -> int:
         return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What is chosen of a new decoder; its vocabulary is the tokenizer's.
+
+    Raises:
+        ConfigError: as `DecoderConfig`, or a width that the heads do not divide.
+    """
+
+    num_layers: int = 4
+    """Blocks of attention and feed-forward."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Query heads, each d_model / num_heads wide."""
+    num_kv_heads: int = 4
+    """Key/value heads; divides num_heads."""
+    d_ff: int = 384
+    """Width of the feed-forward layer."""
+    max_positions: int = 2048
+    """Longest sequence, in tokens."""
+
+    def __post_init__(self):
+        for name in ("d_model", "num_heads"):
+            check_number(name, getattr(self, name), low=1)
+        check_divides("d_model", self.d_model, "num_heads", self.num_heads)
+        self.config(1)
+
+    def config(self, vocab_size: int, vocab_padded: int | None = None) -> DecoderConfig:
+        """The decoder of this shape over a vocabulary; embedding and head are one matrix."""
+        return DecoderConfig(
+            vocab_size=vocab_size,
+            vocab_padded=vocab_padded,
+            head_dim=self.d_model // self.num_heads,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+        )

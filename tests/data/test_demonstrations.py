@@ -86,7 +86,7 @@ def test_bad_rows(pairs, message):
 
 
 def test_no_row_fits():
-    with pytest.raises(ConfigError, match="no row fits into 3 tokens"):
+    with pytest.raises(ConfigError, match="every row is longer than 3 tokens"):
         demonstrations([("abc", "d")], length=3, over_long="drop")
 
 
