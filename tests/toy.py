@@ -6,9 +6,8 @@ from tiny import random_params
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.bind import bind
 from rlhf_jax.loops.offline import OfflineConfig
-from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.loops.online import OnlineConfig
-from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.config import DecoderConfig, DecoderShape
 from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.models.tokenizer import byte_tokenizer
 from rlhf_jax.models.transformer import Model
