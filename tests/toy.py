@@ -1,6 +1,11 @@
 """A whole run in seconds: a tiny pretrained folder, prompts, rewards and a config of each loop."""
 
+import json
+import warnings
+from pathlib import Path
+
 import numpy as np
+from orbax.checkpoint import v1 as ocp
 from tiny import random_params
 
 from rlhf_jax.algorithms.grpo import grpo
@@ -82,3 +87,12 @@ def offline_config(out, **changes) -> OfflineConfig:
         checkpoint=CheckpointConfig(every=2, keep=10),
     )
     return replace(cfg, **changes)
+
+
+def saved(run, step: int):
+    """(arrays, the loop's own record) of a checkpoint as they lie on the disk."""
+    path = Path(run, "checkpoints", f"step_{step:08d}")
+    host = json.loads((path / "host.json").read_text())["host"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the arrays come to where they were saved from
+        return ocp.load(path / "state"), host

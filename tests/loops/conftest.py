@@ -16,15 +16,6 @@ def policy_folder(tmp_path_factory):
     return write_policy(tmp_path_factory.mktemp("models") / "policy")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """Nearly all the time of these tests is compiling, and none of them measures speed."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def one_device():
     """The loops see the first device alone: less to compile."""
