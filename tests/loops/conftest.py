@@ -6,7 +6,7 @@ import jax
 import pytest
 from toy import write_policy
 
-from rlhf_jax.loops import offline, online
+from rlhf_jax.loops import offline, online, run
 from rlhf_jax.parallel.mesh import make_mesh
 
 
@@ -24,3 +24,9 @@ def one_device():
         patch.setattr(online, "make_mesh", make_one)
         patch.setattr(offline, "make_mesh", make_one)
         yield
+
+
+@pytest.fixture
+def no_curves(monkeypatch):
+    """No picture at the end: half of the time of a run whose programs are compiled already."""
+    monkeypatch.setattr(run, "draw_curves", lambda *args, **kw: None)

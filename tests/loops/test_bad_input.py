@@ -20,7 +20,7 @@ from rlhf_jax.loops import offline, online
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.types import replace
 
-pytestmark = pytest.mark.usefixtures("one_device")
+pytestmark = pytest.mark.usefixtures("one_device", "no_curves")
 
 
 @pytest.fixture

@@ -139,6 +139,7 @@ def test_a_step_on_eight_devices_equals_one(shape, folders, on_one, tmp_path, mo
     assert split == (shape[2] in (2, 4))
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_sharded_run_is_saved_resumed_and_exported(folders, tmp_path):
     """To the bit, on a mesh that uses every axis; the padded vocabulary is stripped."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)

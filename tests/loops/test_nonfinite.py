@@ -16,7 +16,7 @@ from rlhf_jax.loops import online
 from rlhf_jax.train.checkpoint import CheckpointConfig
 from rlhf_jax.types import replace
 
-pytestmark = pytest.mark.usefixtures("one_device")
+pytestmark = pytest.mark.usefixtures("one_device", "no_curves")
 
 
 def now_and_then_huge(prompts, completions, rows):

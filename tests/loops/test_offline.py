@@ -62,6 +62,7 @@ def test_the_exported_model_says_what_it_was_taught(finished):
     assert (right_BT | ~batch.mask_BT[:, 1:]).all(axis=1).sum() >= 15
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_given_model_is_trained_further(finished, tmp_path):
     cfg, out, _ = finished
     more = replace(cfg, out=str(tmp_path), model=str(out / "policy"), num_steps=2)
@@ -69,6 +70,7 @@ def test_a_given_model_is_trained_further(finished, tmp_path):
     assert losses(tmp_path)[0] < 0.5
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_seeds_differ_and_repeat(tmp_path):
     loss = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

@@ -113,6 +113,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains(name, policy_folder, tmp_path):
     objective = ALGORITHMS[name]
@@ -137,6 +138,7 @@ def mostly_equal(prompts, completions, rows):
     return [1.0 if row["number"] % 2 else s for s, row in zip(scores, rows, strict=True)]
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_dapo_draws_again_until_the_batch_is_full(policy_folder, tmp_path):
     cfg = online_config(
         policy_folder,

@@ -126,7 +126,7 @@ def interrupting(prompts, completions, rows, *, at: int):
     return share_of_low_bytes(prompts, completions, rows)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "no_curves")
 def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(policy_folder, tmp_path, capsys):
     # two batches of held-out prompts are judged first: the third step is interrupted
     cfg = online_config(
