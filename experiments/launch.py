@@ -20,6 +20,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,10 +191,7 @@ def field_help(cls: type, name: str) -> str:
     for owner in cls.__mro__:
         if name not in inspect.get_annotations(owner):
             continue
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-        except (OSError, TypeError):  # a class typed into a notebook has no source file
-            body = []
+        body = _class_body(owner)
         for node, after in zip(body, [*body[1:], None], strict=True):
             if isinstance(node, ast.AnnAssign) and node.target.id == name:
                 text = after.value if isinstance(after, ast.Expr) else None
@@ -201,6 +199,14 @@ def field_help(cls: type, name: str) -> str:
                     return _one_line(text.value)
         return argument_help(owner, name)
     return ""
+
+
+@lru_cache(maxsize=256)  # asked for every field
+def _class_body(cls: type) -> list[ast.stmt]:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    except (OSError, TypeError):  # a class typed into a notebook has no source file
+        return []
 
 
 def argument_help(of: Any, name: str) -> str:
