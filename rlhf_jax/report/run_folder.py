@@ -7,6 +7,7 @@
     checkpoints/    what the run resumes from
     policy/         the policy as a Hugging Face folder
     curves.png      result.json
+    .lock           held by the process that writes
 
 A phase is a part of a run with step numbers of its own ("warmup", "train"). `step` counts
 finished steps: 0 is before the first.
@@ -14,55 +15,37 @@ finished steps: 0 is before the first.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_jax.errors import ConfigError
+from rlhf_jax.report.files import damaged, read_lines, read_object, write_atomically
 from rlhf_jax.report.resolved import resolved, surroundings
 
 LABELS = ("phase", "step", "time")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The file holds the old text or the new, whenever the process dies."""
-    new = path.with_name(path.name + ".new")
-    with open(new, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; [] if it is missing. A torn last line is left out.
-
-    Raises:
-        ConfigError: another line is not JSON.
-    """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    torn = lines.pop()  # what follows the last newline: empty, unless a write was interrupted
-    try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is damaged before its last line ({torn!r}): {error}") from None
-
-
 class RunFolder:
     """Writes the files above; reads back what a resumed run needs.
+
+    The writer holds the folder until `close`, or until its process ends: two would mix their
+    lines.
 
     Args:
         path: the folder, made if missing.
         writes: False on every process but the first: nothing is then written.
 
     Raises:
-        ConfigError: the path is a file, or the folder cannot be made.
+        ConfigError: the folder cannot be made or written, another writer holds it, or a log in
+            it is damaged.
     """
 
     def __init__(self, path: str | Path, *, writes: bool = True):
@@ -75,12 +58,22 @@ class RunFolder:
         self._samples = self.path / "samples.jsonl"
         self._boards: dict[str, Any] = {}
         self._last: dict[str, tuple[int, set[str]]] = {}  # phase -> last step, names it has
+        self._release: Callable[[], Any] = lambda: None
         if writes:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.path):
+                    pass  # a folder that cannot be written says so now, not after the first step
+                self._lock()
+                self._rewrite(keep=lambda line: True)  # ends a line that a crash has torn
             except OSError as error:
-                raise ConfigError(f"the run folder {path} cannot be made: {error}") from None
-            self._rewrite(keep=lambda line: True)  # ends a line that a crash has torn
+                self.close()
+                raise ConfigError(
+                    f"the run folder {path} cannot be made or written: {error}"
+                ) from None
+            except ConfigError:
+                self.close()
+                raise
 
     def __enter__(self) -> RunFolder:
         return self
@@ -90,22 +83,21 @@ class RunFolder:
 
     def config(self) -> dict[str, Any] | None:
         """The resolved config that the folder was begun with; None if it is new."""
-        file = self.path / "config.json"
-        return json.loads(file.read_text())["config"] if file.exists() else None
+        record = self._record()
+        return None if record is None else record["config"]
 
     def write_config(self, config: Any) -> None:
         """Record the config of this run, resolved, and what it runs on.
 
         Where the run is resumed, the record of the processes before it is kept under "earlier".
         """
-        file = self.path / "config.json"
         earlier = []
-        if file.exists():
-            before = json.loads(file.read_text())
+        before = self._record()
+        if before is not None:
             del before["config"]
             earlier = [*before.pop("earlier"), before]
         self._write_json(
-            file.name,
+            "config.json",
             {
                 "config": resolved(config),
                 **surroundings(),
@@ -119,9 +111,17 @@ class RunFolder:
         """The headline numbers of the finished run."""
         self._write_json("result.json", resolved(dict(result)))
 
+    def result(self) -> dict[str, Any] | None:
+        """What `write_result` was given, resolved; None before that.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return read_object(self.path / "result.json")
+
     def metrics(self) -> list[dict[str, Any]]:
         """Every logged line, in order."""
-        return read_jsonl(self._metrics)
+        return read_lines(self._metrics)
 
     def log(self, step: int, metrics: Mapping[str, Any], *, phase: str = "train") -> None:
         """Append the metrics of one step; they are on disk when this returns.
@@ -174,13 +174,40 @@ class RunFolder:
             return in_time or line["phase"] in earlier
 
         self._rewrite(keep)
-        self.close()
+        self._close_boards()
         for board in (self.path / "tensorboard").glob("*"):
             if board.name not in earlier:
                 self._board(board.name, purge_step=step + 1 if board.name == phase else 0)
 
     def close(self) -> None:
-        """Flush and close the event files; the folder can still be read."""
+        """Close the event files and let another writer in; the folder can still be read."""
+        self._close_boards()
+        self._release()
+
+    def _lock(self) -> None:
+        """Hold .lock, which stays in the folder: removing it would let two in at once."""
+        held = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        # closing the file lets go of it: in close(), with this object, or with the process
+        self._release = weakref.finalize(self, os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process is writing {self.path}") from None
+        except OSError:
+            pass  # a file system without locks: better unguarded than no run
+
+    def _record(self) -> dict[str, Any] | None:
+        """config.json, None if it is missing."""
+        file = self.path / "config.json"
+        found = read_object(file)
+        if found is None:
+            return None
+        for name, kind in (("config", dict), ("earlier", list)):
+            if not isinstance(found.get(name), kind):
+                raise damaged(str(file), f"it has no {name!r}")
+        return found
+
+    def _close_boards(self) -> None:
         for board in self._boards.values():
             board.close()
         self._boards = {}
@@ -207,7 +234,7 @@ class RunFolder:
     def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         for file in (self._metrics, self._samples):
             if file.exists():
-                kept = [json.dumps(line) + "\n" for line in read_jsonl(file) if keep(line)]
+                kept = [json.dumps(line) + "\n" for line in read_lines(file) if keep(line)]
                 write_atomically(file, "".join(kept))
         self._last = {}
         for line in self.metrics():

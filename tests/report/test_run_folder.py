@@ -1,13 +1,17 @@
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 
 import pytest
 
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.report.run_folder import RunFolder, read_jsonl, write_atomically
+from rlhf_jax.report.files import read_lines, write_atomically
+from rlhf_jax.report.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ def steps(run, phase="train"):
 
 
 def samples(run):
-    return [(s["phase"], s["step"]) for s in read_jsonl(run.path / "samples.jsonl")]
+    return [(s["phase"], s["step"]) for s in read_lines(run.path / "samples.jsonl")]
 
 
 def test_config_keeps_what_ran_before(tmp_path):
@@ -44,7 +48,7 @@ def test_lines_are_on_disk_at_once(tmp_path):
     lines = RunFolder(tmp_path, writes=False).metrics()
     assert [(m["phase"], m["step"]) for m in lines] == [("train", 1)] * 2
     assert lines[0]["loss"] == 0.5 and lines[0]["bad"] is None and lines[1]["eval/score"] == 1
-    (sample,) = read_jsonl(tmp_path / "samples.jsonl")
+    (sample,) = read_lines(tmp_path / "samples.jsonl")
     assert sample == {"phase": "train", "step": 1, "prompt": "é\n", "scores": {"exact": None}}
     run.close()
 
@@ -108,8 +112,107 @@ def test_a_torn_line_is_dropped_and_a_damaged_file_is_not(tmp_path):
         run.log(2, {"loss": 2})
         assert steps(run) == [1, 2]
     file.write_text("{}}\n" + file.read_text())
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl:1 is damaged"):
         RunFolder(tmp_path)
+
+
+GOOD = b'{"phase": "train", "step": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize(
+    "line",
+    [b"[]", b'{"a": 1}', b'{"phase": 1, "step": 1}', b'{"phase": "a", "step": "1"}', b"\xff", b"",
+     b"[" * 100_000, b'{"phase": "a", "step": ' + b"1" * 5000 + b"}"],
+    ids=range(8),
+)  # fmt: skip
+def test_a_damaged_line_is_named_and_the_folder_let_go(tmp_path, name, line):
+    file = tmp_path / name
+    file.write_bytes(GOOD + line + b"\n" + GOOD)
+    with pytest.raises(ConfigError, match=rf"{name}:2 is damaged .*move it away.*--restart"):
+        RunFolder(tmp_path)
+    file.write_bytes(GOOD + line)  # not ended: what an interrupted write leaves
+    with RunFolder(tmp_path):
+        assert file.read_bytes() == GOOD
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"{}", b"[]", b"\xff", b'{"config": {}}', b'{"config": 1}']
+)
+def test_a_damaged_config(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with RunFolder(tmp_path) as run:
+        for use in (run.config, lambda: run.write_config(Config())):
+            with pytest.raises(ConfigError, match=r"config\.json is damaged .*--restart"):
+                use()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_a_damaged_result(tmp_path, content):
+    (tmp_path / "result.json").write_bytes(content)
+    with RunFolder(tmp_path) as run:
+        with pytest.raises(ConfigError, match=r"result\.json is damaged .*move it away.*--restart"):
+            run.result()
+
+
+def test_a_folder_where_a_file_should_be(tmp_path):
+    (tmp_path / "result.json").mkdir()
+    with RunFolder(tmp_path) as run, pytest.raises(ConfigError, match=r"result\.json cannot be"):
+        run.result()
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with RunFolder(tmp_path) as run:
+        with pytest.raises(ConfigError, match=f"another process is writing {tmp_path}"):
+            RunFolder(tmp_path)
+        RunFolder(tmp_path, writes=False).close()
+        run.cut_back(-1)  # holds it still
+        with pytest.raises(ConfigError, match="another process"):
+            RunFolder(tmp_path)
+    run.close()
+    with RunFolder(tmp_path):
+        run.close()  # a second close lets nobody in
+        with pytest.raises(ConfigError, match="another process"):
+            RunFolder(tmp_path)
+
+
+def test_the_lock_ends_with_its_process(tmp_path):
+    script = (
+        "import sys\n"
+        "from rlhf_jax.report.run_folder import RunFolder\n"
+        "run = RunFolder(sys.argv[1])\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=os.getcwd(), **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="another process"):
+            RunFolder(tmp_path)
+        other.kill()
+        other.wait()
+    RunFolder(tmp_path).close()
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with RunFolder(tmp_path) as run:
+        run.log(1, {"loss": 1})
+        assert steps(run) == [1]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    def denied(**_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    with pytest.raises(ConfigError, match="cannot be made or written: .*Permission denied"):
+        RunFolder(tmp_path)
+    RunFolder(tmp_path, writes=False).close()
 
 
 def test_killed_while_logging_and_resumed(tmp_path):
@@ -162,7 +265,9 @@ def events(file):
 
 def test_result_and_atomic_writing(tmp_path, monkeypatch):
     with RunFolder(tmp_path) as run:
+        assert run.result() is None
         run.write_result({"accuracy": 0.93, "tokens_per_second": float("inf")})
+        assert run.result() == {"accuracy": 0.93, "tokens_per_second": None}
     file = tmp_path / "result.json"
     assert json.loads(file.read_text()) == {"accuracy": 0.93, "tokens_per_second": None}
 
