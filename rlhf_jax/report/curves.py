@@ -31,7 +31,6 @@ class Panel:
 
 ONLINE_PANELS = (
     Panel("Score", "score", (("score", "training"), ("eval/score", "held-out"))),
-    Panel("Accuracy", "fraction right", (("accuracy", "training"), ("eval/accuracy", "held-out"))),
     Panel(
         "KL to the reference",
         "nats / completion",

@@ -7,12 +7,12 @@ from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves, series_of,
 def lines(n, phase="train"):
     for step in range(1, n + 1):
         line = {"phase": phase, "step": step, "score": step / n, "kl_response": 0.1, "entropy": 1.0}
-        yield {**line, "length": None, "eval/accuracy": 0.5} if step % 5 == 0 else line
+        yield {**line, "length": None, "eval/score": 0.5} if step % 5 == 0 else line
 
 
 def test_series_skip_what_was_not_logged():
     mixed = [*lines(10), *lines(3, phase="warmup")]
-    steps, values = series_of(mixed, "eval/accuracy", "train")
+    steps, values = series_of(mixed, "eval/score", "train")
     assert steps.tolist() == [5, 10] and values.tolist() == [0.5, 0.5]
     assert len(series_of(mixed, "score", "warmup")[0]) == 3
     assert len(series_of(mixed, "length", "train")[0]) == 0
@@ -26,7 +26,7 @@ def test_running_mean():
 def test_a_picture_of_what_there_is(tmp_path):
     path = tmp_path / "curves.png"
     drawn = draw_curves(list(lines(80)), path, title="run")
-    assert drawn == ["Score", "Accuracy", "KL to the reference", "Entropy"]
+    assert drawn == ["Score", "KL to the reference", "Entropy"]
     image = imread(path)[..., :3]
     assert image.shape[0] > 300 and image.shape[1] > 900
     # readable in black and white: every pixel is a grey
