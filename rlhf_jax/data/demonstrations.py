@@ -12,6 +12,7 @@ import numpy as np
 from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
 from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_right
+from rlhf_jax.data.texts import check_encodable
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import SFTBatch
 
@@ -101,8 +102,8 @@ class DemonstrationSet:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any demonstration or their order."""
-        return fingerprint(self.ids)
+        """Changes with any demonstration, with where its completion begins, or their order."""
+        return fingerprint(zip(self.prompt_length, self.ids, strict=True))
 
     def take(self, index_B: np.ndarray) -> SFTBatch:
         """The demonstrations at these positions, as NumPy arrays [B, T].
@@ -127,6 +128,7 @@ def _encode(row: dict[str, Any], tokenizer, where: str) -> tuple[list[int], list
     for field in ("prompt", "completion"):
         if not isinstance(row.get(field), str):
             raise ConfigError(f"{where}: {field!r} is {row.get(field)!r}, not a string")
+        check_encodable(where, field, row[field])
     prompt = list(tokenizer.encode(row["prompt"]))
     if not prompt:
         raise ConfigError(f"{where}: the prompt has no tokens")

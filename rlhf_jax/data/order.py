@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grain
@@ -43,9 +45,23 @@ def shuffled_batches(
     return rows.batch(batch_rows).map(take)
 
 
-def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """A digest of token rows and their order: a resumed run can tell that its data changed."""
+def fingerprint(records: Iterable[Any]) -> str:
+    """A digest of records and their order: a resumed run can tell that its data changed.
+
+    Args:
+        records: of what JSON can hold, in dicts with keys of one type; other values count as
+            the text that they show, arrays and sets by their content.
+    """
     digest = hashlib.sha256()
-    for row in ids:
-        digest.update(np.asarray([len(row), *row], np.int64).tobytes())
+    for record in records:
+        digest.update(json.dumps(record, sort_keys=True, default=_plain).encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """The same in every process: without addresses, and sets in an order of their own."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if hasattr(value, "tolist"):  # an array, whose text leaves out the middle
+        return value.tolist()
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -14,6 +14,7 @@ import numpy as np
 from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
 from rlhf_jax.data.order import fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_left
+from rlhf_jax.data.texts import check_encodable, read_text
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.types import Prompts
 
@@ -26,20 +27,19 @@ def read_jsonl(path: str | Path, *, required: Sequence[str] = ("prompt",)) -> li
     Blank lines are skipped.
 
     Raises:
-        ConfigError: no such file, no rows, or (with the line's number) a line that is not such
-            an object.
+        ConfigError: no such file, no rows, or (with the line's number) text that is not UTF-8 or
+            a line that is not such an object.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a file; one JSON object a line is expected")
     rows = []
     # not splitlines(), which also cuts at characters that JSON strings may hold (U+2028, …)
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    lines = read_text(path, expected="one JSON object a line").split("\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also too many digits, too deep a nesting
             raise ConfigError(f"{path}:{number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise ConfigError(f"{path}:{number} is a {type(row).__name__}, not an object")
@@ -74,6 +74,7 @@ def _check_texts(where: str, row: Row, required: Sequence[str]) -> None:
             raise ConfigError(f"{where} has no {name!r}; it has {', '.join(row) or 'nothing'}")
         if not isinstance(row[name], str) or not row[name]:
             raise ConfigError(f"{where}: {name!r} is {row[name]!r}, not a non-empty string")
+        check_encodable(where, name, row[name])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +115,8 @@ class PromptSet:
             name: of the dataset, for messages.
 
         Raises:
-            ConfigError: no rows, a prompt that is missing or empty, a prompt that is too long
-                under "error", or no prompt left under "drop".
+            ConfigError: no rows, a prompt that is missing, empty or not encodable, one that is
+                too long under "error", or no prompt left under "drop".
         """
         check_choice("over_long", over_long, OVER_LONG)
         check_number("max_prompt_tokens", max_prompt_tokens, low=1)
@@ -153,8 +154,8 @@ class PromptSet:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any prompt or their order: a resumed run can tell that its data changed."""
-        return fingerprint(self.ids)
+        """Changes with any record, its tokens, its id, or the order of them."""
+        return fingerprint(zip(self.id_of, self.ids, self.rows, strict=True))
 
     def take(self, index_P: np.ndarray) -> Prompts:
         """The prompts at these positions, left-padded to L."""

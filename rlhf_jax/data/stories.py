@@ -6,6 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from rlhf_jax.data.texts import read_text
 from rlhf_jax.errors import ConfigError, check_number
 
 # The text joins stories by blank lines and stories hold blank lines: a paragraph is known to
@@ -41,14 +42,11 @@ def story_openings(
         held_out: number of held-out openings.
 
     Raises:
-        ConfigError: no such file, or too few openings to leave one for training.
+        ConfigError: no such file, not UTF-8 text, or too few openings to leave one for training.
     """
     check_number("words", words, low=1)
     check_number("held_out", held_out, low=1)
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"{path} is not a file; a text of stories is expected")
-    openings = find_openings(file.read_text(encoding="utf-8"), words=words)
+    openings = find_openings(read_text(Path(path), expected="a text of stories"), words=words)
     if len(openings) <= held_out:
         raise ConfigError(
             f"{path} holds {len(openings)} distinct openings of {words} words, "

@@ -1,7 +1,7 @@
 """Two-number sums: problems whose answers can be checked, and a teacher who forgets carries.
 
 Rows have the fields of a reasoning-gym entry (question, answer, metadata) and a `prompt`;
-`score_answer(answer, row)` checks one. There are 100 · 100 = 10,000 distinct problems.
+`rlhf_jax.rewards.exact.exact_answer` checks one. There are 100 · 100 = 10,000 distinct problems.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ def sum_row(a: int, b: int) -> Row:
         "answer": f"{a + b:03d}",
         "metadata": {"a": a, "b": b, "carries": sum(_carries(a, b))},
     }
-
-
-def score_answer(answer: str, row: Row) -> float:
-    """1.0 where `answer` is the sum in three decimal digits (spaces around it aside), else 0.0."""
-    return float(answer.strip() == row["answer"])
 
 
 def sum_splits(

@@ -77,6 +77,7 @@ def test_rows_that_vanish_are_dropped_and_counted(caplog):
     [
         ([], "there are no rows"),
         ([("a", "b"), ("a", 3)], "row 1: 'completion' is 3"),
+        ([("a", "b"), ("a", "\ud800")], "row 1: 'completion' holds half of a surrogate"),
         ([("a", "bcdefgh")], "row 0 has 10 tokens, more than max_tokens=8"),
     ],
 )
@@ -97,3 +98,13 @@ def test_batches_are_a_function_of_seed_and_step():
     np.testing.assert_array_equal(batches[4].tokens_BT, again[4].tokens_BT)
     assert batches[0].tokens_BT.shape == (3, 8)
     assert not np.array_equal(batches[0].tokens_BT, batches[1].tokens_BT)
+
+
+def test_fingerprint_sees_where_the_completion_begins():
+    pairs = [("ab", "cd"), ("e", "f")]
+    seen = [
+        demonstrations(rows).fingerprint
+        for rows in (pairs, [("a", "bcd"), ("e", "f")], pairs[::-1], pairs[:1])
+    ]
+    assert len(set(seen)) == 4
+    assert demonstrations(pairs).fingerprint == seen[0]

@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 
@@ -66,6 +67,7 @@ def test_over_long_is_cut_to_exactly_the_limit(side, kept):
         ([], "there are no rows"),
         ([{"prompt": "a"}, {"prompt": ""}], "row 1: 'prompt' is ''"),
         ([{"prompt": 3}], "row 0: 'prompt' is 3, not a non-empty string"),
+        ([{"prompt": "a"}, {"prompt": "\udfff"}], "row 1: 'prompt' holds half of a surrogate"),
         ([{"question": "a"}], "row 0 has no 'prompt'; it has question"),
     ],
 )
@@ -116,6 +118,33 @@ def test_fingerprint_sees_a_change():
     assert prompt_set(["ab", "c"]).fingerprint != prompt_set(["a", "bc"]).fingerprint
 
 
+def test_fingerprint_sees_the_whole_record_and_the_id():
+    def of(*rows, **options):
+        options = {"max_prompt_tokens": 4, **options}
+        return PromptSet.from_rows(rows, CharacterTokenizer(), **options).fingerprint
+
+    row = {"prompt": "a", "answer": "1", "tags": {"x", "y"}, "image": np.zeros(2000)}
+    changed = np.where(np.arange(2000) == 1000, 1.0, 0.0)  # where NumPy's text has "..."
+    seen = [
+        of(row),
+        of({**row, "answer": "2"}),
+        of({**row, "tags": {"x"}}),
+        of({**row, "image": changed}),
+        of({"prompt": "a"}),
+        of(row, {"prompt": "a"}),
+        of({"prompt": "a"}, row),
+        of({"prompt": "abcdefgh"}, row, over_long="drop"),  # the same record under id 1
+        of(row, max_prompt_tokens=1, over_long="left"),  # other tokens of it
+    ]
+    assert len(set(seen)) == len(seen)
+    assert of(dict(reversed(row.items()))) == seen[0]
+    assert of({"prompt": "a", "x": Plain()}) == of({"prompt": "a", "x": Plain()})
+
+
+class Plain:
+    """Shown with its address, which differs in every process."""
+
+
 def write(path, *lines):
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
@@ -137,11 +166,49 @@ def test_read_jsonl(tmp_path):
         (['["a"]'], r"a\.jsonl:1 is a list"),
         (['{"text": "a"}'], r"a\.jsonl:1 has no 'prompt'"),
         (['{"prompt": ""}'], r"a\.jsonl:1: 'prompt' is ''"),
+        (['{"prompt": "a"}', '{"prompt": "a", "n": ' + "1" * 5000 + "}"], r"a\.jsonl:2 .*digits"),
+        (['{"prompt": ' + "[" * 100_000], r"a\.jsonl:1 is not JSON: .*recursion"),
+        (
+            ['{"prompt": "a"}', r'{"prompt": "ab\ud800"}'],
+            r"a\.jsonl:2: 'prompt' holds .*ud800",
+        ),
     ],
 )
 def test_bad_jsonl_is_named_by_file_and_line(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
         read_jsonl(write(tmp_path / "a.jsonl", *lines))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"a\.jsonl:2 is not UTF-8 .* at byte 28"),
+        (gzip.compress(b'{"prompt": "a"}\n'), r"a\.jsonl:1 is gzip-compressed"),
+        ('{"prompt": "a"}'.encode("utf-16"), r"a\.jsonl:1 is not UTF-8 .* at byte 0"),
+    ],
+)
+def test_what_is_no_text(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_jsonl(tmp_path / "a.jsonl")
+
+
+def test_a_byte_order_mark_and_other_line_ends(tmp_path):
+    rows = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}]
+    first, second, third = (json.dumps(row).encode() for row in rows)
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + first + b"\r\n" + second + b"\r" + third)
+    assert read_jsonl(file) == rows
+
+
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    path = write(tmp_path / "a.jsonl", '{"prompt": "a"}')
+    monkeypatch.setattr(type(tmp_path), "read_bytes", denied)
+    with pytest.raises(ConfigError, match=r"a\.jsonl cannot be read: Permission denied"):
+        read_jsonl(path)
 
 
 def test_missing_file(tmp_path):

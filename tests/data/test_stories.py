@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from rlhf_jax.data.stories import find_openings, story_openings
@@ -49,6 +51,24 @@ def test_held_out_by_content(tmp_path):
 def test_missing_file(tmp_path):
     with pytest.raises(ConfigError, match="is not a file"):
         story_openings(path=str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(gzip.compress(TEXT.encode()), "gzip-compressed"), (b"Once\n\n\xe9", r":3 .* at byte 6")],
+)
+def test_what_is_no_text(tmp_path, content, message):
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"a\.txt.*{message}"):
+        story_openings(path=str(tmp_path / "a.txt"))
+
+
+def test_a_byte_order_mark(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("Once upon a time, x\n\nOnce there was a y\n", encoding="utf-8-sig")
+    train, held_out = story_openings(path=str(file), words=4, held_out=1)
+    openings = sorted(row["prompt"] for row in train + held_out)
+    assert openings == ["Once there was a", "Once upon a time,"]
 
 
 def test_the_real_text(stories_text):

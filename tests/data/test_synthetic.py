@@ -1,8 +1,8 @@
+import numpy as np
 import pytest
 
 from rlhf_jax.data.synthetic import (
     demonstrations,
-    score_answer,
     sum_prompts,
     sum_row,
     sum_splits,
@@ -44,13 +44,12 @@ def test_all_ten_thousand():
         sum_splits(rl=0)
 
 
-def test_the_checker_and_the_reward_agree():
+def test_the_reward_checks_the_answer():
     row = sum_row(95, 7)
     assert row["prompt"] == "95+07="
     completions = ["102", " 102\n", "12", "", "102.", "x"]
-    scores = [score_answer(text, row) for text in completions]
+    scores = exact_answer([row["prompt"]] * 6, completions, [row] * 6)
     assert scores == [1, 1, 0, 0, 0, 0]
-    assert exact_answer([row["prompt"]] * 6, completions, [row] * 6) == scores
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_the_teacher_is_right_as_often_as_stated():
     assert len(worked) == 8000
     for carries in (0, 1, 2):
         of_kind = [row for row in worked if row["metadata"]["carries"] == carries]
-        right = sum(score_answer(row["completion"], row) for row in of_kind) / len(of_kind)
+        right = np.mean([row["completion"] == row["answer"] for row in of_kind])
         # a carry forgotten can undo the next one, never mend an answer
         assert right == pytest.approx(0.3**carries, abs=0.03)
 
