@@ -51,8 +51,8 @@ def score_completions(
 
     Raises:
         ConfigError: no function, a weight too few or not finite; a function that returns
-            something other than a list, or one of the wrong length, or NaN, an infinity, or
-            not a number. It names the function and the row.
+            something other than a list or an array of one axis, or one of the wrong length, or
+            NaN, an infinity, or not a number. It names the function and the row.
         ValueError: the three lists differ in length.
         Whatever a reward function raises, with a note of its name.
     """
@@ -75,20 +75,35 @@ def score_completions(
         except Exception as error:  # its author needs the traceback; here it gets the name
             error.add_note(f"raised by reward {name}, asked for {len(prompts)} scores")
             raise
-        if not isinstance(scores, (list, tuple, np.ndarray)):
-            raise ConfigError(
-                f"reward {name} returned a {type(scores).__name__}, not a list of numbers"
-            )
-        if len(scores) != len(prompts):
-            raise ConfigError(
-                f"reward {name} returned {len(scores)} scores for {len(prompts)} completions; "
-                "return None for a row that it does not apply to"
-            )
-        for b, score in enumerate(scores):
+        for b, score in enumerate(_listed(scores, name, len(prompts))):
             if score is not None:
                 score_BC[b, c] = _weighted(score, weight, f"reward {name}, row {b}")
                 valid_BC[b, c] = True
     return score_BC, valid_BC
+
+
+def _listed(scores: Any, name: str, count: int) -> Sequence[Any]:
+    """What reward `name` returned, `count` scores; an array of any library becomes NumPy's."""
+    if not isinstance(scores, (list, tuple)):
+        try:
+            array = np.asarray(scores)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"reward {name} returned a {type(scores).__name__} that is no list: {error}"
+            ) from None
+        # a string, a dict, a set and a generator are single objects to NumPy, of no axis
+        if array.ndim != 1:
+            axes = f" with {array.ndim} axes" if array.ndim else ""
+            raise ConfigError(
+                f"reward {name} returned a {type(scores).__name__}{axes}, not a list of numbers"
+            )
+        scores = array
+    if len(scores) != count:
+        raise ConfigError(
+            f"reward {name} returned {len(scores)} scores for {count} completions; "
+            "return None for a row that it does not apply to"
+        )
+    return scores
 
 
 def _weighted(score: Any, weight: float, where: str) -> float:
@@ -96,6 +111,10 @@ def _weighted(score: Any, weight: float, where: str) -> float:
         number = float(score) if not isinstance(score, (str, bytes)) else None
     except (TypeError, ValueError):
         number = None
+    except OverflowError:  # an integer beyond every float, maybe too long to print
+        raise ConfigError(
+            f"{where}: the score is too large a number; None means: does not apply"
+        ) from None
     if number is None:
         raise ConfigError(f"{where}: {score!r} is not a number; None means: does not apply")
     # also a finite float64 that float32 cannot hold

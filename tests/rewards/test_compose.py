@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -6,16 +7,19 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.rewards.compose import reward_names, score_completions
 
 
+class Unreadable:
+    """An array that NumPy cannot read."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("on another device")
+
+
 def length(prompts, completions, rows, *, scale=1.0):
     return [scale * len(text) for text in completions]
 
 
 def only_even(prompts, completions, rows):
     return [None if row["n"] % 2 else True for row in rows]
-
-
-def numpy_scores(prompts, completions, rows):
-    return np.arange(len(rows), dtype=np.float32)
 
 
 def score(*rewards, weights=None, completions=("a", "bbb", "")):
@@ -30,8 +34,20 @@ def test_scores_times_weights_and_none_where_it_does_not_apply():
     assert score_BC.dtype == np.float32
 
 
-def test_arrays_are_lists_too():
-    assert score(numpy_scores)[0].ravel().tolist() == [0, 1, 2]
+@pytest.mark.parametrize(
+    "made",
+    [
+        np.arange,
+        jnp.arange,
+        lambda n: jnp.arange(n, dtype=jnp.bfloat16),
+        range,
+        lambda n: tuple(range(n)),
+        lambda n: [jnp.float32(i) for i in range(n)],
+    ],
+    ids=["numpy", "jax", "bfloat16", "range", "tuple", "list of arrays"],
+)
+def test_arrays_are_lists_too(made):
+    assert score(lambda p, c, rows: made(len(rows)))[0].ravel().tolist() == [0, 1, 2]
 
 
 def test_one_row_that_fails_does_not_shift_the_others():
@@ -50,6 +66,15 @@ def test_one_row_that_fails_does_not_shift_the_others():
         ([[1.0, 2.0], 2.0, 3.0], r"bad, row 0: \[1.0, 2.0\] is not a number"),
         (3.0, "bad returned a float, not a list"),
         (None, "bad returned a NoneType, not a list"),
+        ([1.0, 10**400, 2.0], "bad, row 1: the score is too large"),
+        ([1.0, 2.0, -(10**5000)], "bad, row 2: the score is too large"),
+        ("123", "bad returned a str, not a list"),
+        ({0: 1.0, 1: 2.0, 2: 3.0}, "bad returned a dict, not a list"),
+        ((x for x in (1.0, 2.0, 3.0)), "bad returned a generator, not a list"),
+        (np.zeros((3, 1)), "bad returned a ndarray with 2 axes, not a list"),
+        (jnp.zeros(2), "bad returned 2 scores for 3"),
+        (np.array(["1", "2", "3"]), "bad, row 0: .* is not a number"),
+        (Unreadable(), "bad returned a Unreadable that is no list: on another device"),
     ],
 )
 def test_what_a_reward_may_not_return(returned, message):
