@@ -95,7 +95,10 @@ def parse(default: Config, argv: Sequence[str] | None = None) -> Config:
 
 def _keep_compiled_programs() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder = Path.home() / ".cache" / "rlhf_jax"
+        try:
+            folder = Path.home() / ".cache" / "rlhf_jax"
+        except RuntimeError:  # a user without a home, as in many containers: nothing is kept
+            return
         jax.config.update("jax_compilation_cache_dir", str(folder))
         print(f"compiled programs are kept in {folder} (JAX_COMPILATION_CACHE_DIR moves them)")
 

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -226,6 +227,18 @@ def test_compiled_programs_are_kept_unless_told_where(monkeypatch, capsys, tmp_p
         assert folder in out and len(out.splitlines()) == 1
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_user_without_a_home_keeps_no_programs(monkeypatch, capsys):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert launch(CONFIG, lambda c: c, []) == CONFIG
+    assert jax.config.jax_compilation_cache_dir == before
+    assert capsys.readouterr().out == ""
 
 
 def test_neither_import_nor_parsing_starts_a_backend():
