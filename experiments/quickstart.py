@@ -20,6 +20,7 @@ from experiments.launch import launch
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.synthetic import sloppy_sums, sum_prompts
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import offline, online
 from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.loops.run import begin_anew
@@ -29,9 +30,10 @@ from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.checkpoint import CheckpointConfig
 from rlhf_jax.train.optim import OptimConfig
 
+SIZES = dict(warmup=4000, rl=4000, held_out=500)  # distinct problems, of 10,000
 WARMUP = offline.OfflineConfig(
     out="",
-    demonstrations=bind(sloppy_sums, slip=0.6, draws=4),
+    demonstrations=bind(sloppy_sums, slip=0.6, draws=4, seed=0, **SIZES),
     decoder=DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
     num_steps=400,
     batch_rows=256,
@@ -43,7 +45,7 @@ RL = online.OnlineConfig(
     out="",
     model="",
     objective=grpo(beta=0.01),
-    prompts=bind(sum_prompts),
+    prompts=bind(sum_prompts, seed=0, **SIZES),
     rewards=(bind(exact_answer),),
     num_steps=120,
     num_prompts=64,
@@ -72,6 +74,24 @@ class QuickstartConfig:
     rl: online.OnlineConfig = RL
     """The reinforcement learning; its out, seed and model are set from above."""
 
+    def __post_init__(self):
+        for name, part in (("warmup", self.warmup), ("rl", self.rl)):
+            for option, default in (("out", ""), ("seed", 0), ("restart", False)):
+                if getattr(part, option) != default:
+                    raise ConfigError(f"{name}.{option} is set by the quickstart; use --{option}")
+        if self.rl.model:
+            raise ConfigError(
+                "rl.model is the policy of the warm-up; to start from a model of your own, see "
+                "experiments/grpo_stories.py"
+            )
+        imitated, rewarded = self.warmup.demonstrations.kw, self.rl.prompts.kw
+        for name in (*SIZES, "seed"):
+            if imitated[name] != rewarded[name]:
+                raise ConfigError(
+                    f"warmup.demonstrations.{name}={imitated[name]} and rl.prompts.{name}="
+                    f"{rewarded[name]} must agree: they cut one set of problems into three"
+                )
+
 
 CONFIG = QuickstartConfig()
 
@@ -81,23 +101,22 @@ def main(cfg: QuickstartConfig) -> None:
     out = Path(cfg.out)
     if cfg.restart:
         begin_anew(out)
-    common = dict(seed=cfg.seed)
     warmup = replace(
         cfg.warmup,
         out=str(out / "warmup"),
+        seed=cfg.seed,
         demonstrations=cfg.warmup.demonstrations.replace(seed=cfg.seed),
-        **common,
     )
     rl = replace(
         cfg.rl,
         out=str(out),
+        seed=cfg.seed,
         model=str(out / "warmup" / "policy"),
         prompts=cfg.rl.prompts.replace(seed=cfg.seed),
-        **common,
     )
-    print(f"1. Imitate the teacher: {warmup.num_steps} steps")
+    print("1. Imitate a teacher who forgets to carry")
     imitation = offline.run(warmup)
-    print(f"2. GRPO on a checkable reward: {rl.num_steps} steps")
+    print("2. GRPO on a checkable reward")
     result = online.run(rl)
     before, after = result["before"]["score"], result["after"]["score"]
     seconds = imitation["seconds"] + result["seconds"]

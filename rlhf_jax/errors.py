@@ -42,7 +42,7 @@ def check_number(
 ) -> None:
     """Refuse a number that is not finite or outside [low, high] (or the open end asked for)."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if not is_number or not -math.inf < value < math.inf:
         raise ConfigError(f"{where}={value!r} is not a finite number")
     below = value <= low if open_low else value < low
     above = value >= high if open_high else value > high

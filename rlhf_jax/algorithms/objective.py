@@ -40,7 +40,8 @@ _COUNT = {"low": 1}
 _RANGES = {
     **dict.fromkeys(("gamma", "lam", "ddof"), _UNIT),
     **dict.fromkeys(("low", "high", "clip", "eps", "cache"), _NOT_NEGATIVE),
-    **dict.fromkeys(("cap", "target", "horizon"), _POSITIVE),
+    **dict.fromkeys(("target", "horizon"), _POSITIVE),
+    "cap": {"low": 1.0},
     **dict.fromkeys(("length", "max_length", "batch"), _COUNT),
     "floor": {"high": 0.0},
 }

@@ -70,7 +70,7 @@ def judge(cfg, tokenizer: Tokenizer, prompts: Prompts, rollout: Rollout) -> Judg
         p = b // num_samples
         prompt_ids = prompts.tokens_PL[p][prompts.attend_PL[p]].tolist()
         texts.append(prompts.texts[p])
-        rows.append(prompts.rows[p])
+        rows.append(dict(prompts.rows[p]))  # a reward function may do with it as it likes
         completions.append(tokenizer.decode_completion(prompt_ids, tokens_T[mask_T].tolist()))
     return Judged(
         texts, completions, *score_completions(cfg.rewards, cfg.weights, texts, completions, rows)

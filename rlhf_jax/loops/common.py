@@ -91,6 +91,7 @@ class StopRequest:
     def _handle(self, number, frame):
         self.requested = True
         self._restore()
+        print("\nstopping after this step; once more stops at once", file=sys.stderr, flush=True)
 
     def _restore(self):
         for number, handler in self._old.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,12 @@ class EvalConfig:
             check_number("evaluation.every", self.every, low=1)
         check_number("evaluation.temperature", self.temperature, low=0)
         check_number("evaluation.samples_shown", self.samples_shown, low=1)
+
+    def decoding(self) -> dict[str, Any]:
+        """What differs from the training draws: the temperature; greedy answers have no filters."""
+        filters = ("top_k", "top_p", "min_p")
+        off = dict.fromkeys(filters) if self.temperature == 0 else {}
+        return {"temperature": self.temperature, **off}
 
 
 def distinct_n(ids: Sequence[int], n: int) -> float:

@@ -43,7 +43,7 @@ def build(
     total = cfg.num_steps * cfg.updates_per_step
     tx = make_optimizer(cfg.optim, total)
     critic_tx = make_optimizer(cfg.critic_optim, total) if cfg.objective.needs_critic else None
-    answering = replace(cfg.sampling, num_samples=1, temperature=cfg.evaluation.temperature)
+    answering = replace(cfg.sampling, num_samples=1, **cfg.evaluation.decoding())
     shared = dict(temperature=cfg.sampling.trainer_temperature, critic_model=model, mesh=mesh)
 
     def sampler_of(sampling):

@@ -15,11 +15,12 @@ from rlhf_jax.data.demonstrations import DemonstrationSet
 from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest, step_key
-from rlhf_jax.loops.run import Run, load_policy
+from rlhf_jax.loops.run import Run, check_vocabulary, load_policy
 from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
 from rlhf_jax.models.transformer import Model
+from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.sharding import padded_vocab, row_shards, shard_rows
 from rlhf_jax.report.curves import Panel
@@ -71,28 +72,44 @@ def run(cfg: OfflineConfig) -> dict[str, Any]:
         ConfigError: whatever a user can mend, before the first step.
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
-    opened = Run(cfg, panels=PANELS)
-    if opened.result is not None:
-        print(f"{cfg.out} is finished; --restart begins anew")
-        return opened.result
-    mesh = make_mesh(cfg.mesh)
-    check_divides("batch_rows", cfg.batch_rows, "mesh data*fsdp", row_shards(mesh))
-    check_micro_rows(cfg.batch_rows, cfg.micro_rows, mesh)
-    limit = read_config(cfg.model).max_positions if cfg.model else cfg.decoder.max_positions
+    tokenizer, rows, identity = read_inputs(cfg)
+    batches = rows.batches(cfg.batch_rows, cfg.seed)
+    with Run(cfg, panels=PANELS) as opened, StopRequest() as stop:
+        result = opened.finished(identity)
+        if result is not None:
+            return result
+        mesh = make_mesh(cfg.mesh)
+        check_divides("batch_rows", cfg.batch_rows, "mesh data*fsdp", row_shards(mesh))
+        check_micro_rows(cfg.batch_rows, cfg.micro_rows, mesh)
+        with jax.set_mesh(mesh):
+            model, policy = start(cfg, tokenizer, mesh)
+            tx = make_optimizer(cfg.optim, cfg.num_steps)
+            state = opened.restore(init_state(policy, tx, mesh=mesh), identity=identity)
+            update = make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
+            state = train(cfg, update, state, batches, mesh, opened, stop)
+            result = opened.finish(model, state.policy, tokenizer)
+        if stop.requested:
+            stop.leave(cfg.out, cfg.num_steps)
+    return result
+
+
+def read_inputs(cfg: OfflineConfig) -> tuple[Tokenizer, DemonstrationSet, str]:
+    """Tokenizer, demonstrations, and a fingerprint of them and the model.
+
+    Raises:
+        ConfigError: model folder, tokenizer, demonstrations or a length; it names what and where.
+    """
+    tokenizer, limit, model = byte_tokenizer(), cfg.decoder.max_positions, ""
+    if cfg.model:
+        tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
+        check_vocabulary(tokenizer, config, cfg.model)
+        limit, model = config.max_positions, fingerprint(cfg.model)
     if cfg.max_tokens > limit:
         raise ConfigError(f"max_tokens={cfg.max_tokens} is above the model's {limit} positions")
-    tokenizer = Tokenizer.from_folder(cfg.model) if cfg.model else byte_tokenizer()
     rows = DemonstrationSet.from_rows(
         cfg.demonstrations(), tokenizer, max_tokens=cfg.max_tokens, over_long=cfg.over_long
     )
-    batches = rows.batches(cfg.batch_rows, cfg.seed)
-    with jax.set_mesh(mesh), StopRequest() as stop:
-        model, policy = start(cfg, tokenizer, mesh)
-        tx = make_optimizer(cfg.optim, cfg.num_steps)
-        state = opened.restore(init_state(policy, tx, mesh=mesh), data=rows.fingerprint)
-        update = make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
-        state = train(cfg, update, state, batches, mesh, opened, stop)
-        return opened.finish(model, state.policy, tokenizer)
+    return tokenizer, rows, f"{model}-{rows.fingerprint}"
 
 
 def start(cfg: OfflineConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
@@ -124,15 +141,18 @@ def train(
             state = replace(state, step=state.step + 1)
             if pending:
                 opened.report(progress, *pending)
+            stopping, last = stop.requested, step + 1 == cfg.num_steps
+            save = last or stopping or opened.checkpoints.due(step + 1)
+            if save:  # wait here, so that the time is this step's
+                jax.block_until_ready(metrics)
             numbers = {"seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]
             host["tokens"] += int(batch.mask_BT.sum())
             pending = (step + 1, [metrics], numbers)
-            last = step + 1 == cfg.num_steps
-            if last or stop.requested or opened.checkpoints.due(step + 1):
+            if save:
                 opened.report(progress, *pending)
                 pending = None
                 opened.save(step + 1, state)
-            if stop.requested and not last:
+            if stopping and not last:
                 stop.leave(cfg.out, step + 1)
     return state

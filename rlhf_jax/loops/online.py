@@ -7,45 +7,35 @@ it is the box of the papers; `loops/functions.py` makes the jitted functions tha
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.lengths import OVER_LONG
-from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import fill_batch, judge, minibatches
 from rlhf_jax.loops.common import RunConfig, StopRequest, step_key
 from rlhf_jax.loops.evaluate import EvalConfig, evaluate
-from rlhf_jax.loops.functions import Functions, build
-from rlhf_jax.loops.run import Run, load_policy
-from rlhf_jax.models.convert import read_config
-from rlhf_jax.models.heads import init_scalar_head
-from rlhf_jax.models.tokenizer import Tokenizer
-from rlhf_jax.models.transformer import Model
-from rlhf_jax.parallel.mesh import make_mesh
+from rlhf_jax.loops.run import Run
+from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
 from rlhf_jax.parallel.multihost import to_host
-from rlhf_jax.parallel.sharding import row_shards, shard_rows
+from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.tables import sample_table
 from rlhf_jax.rewards.compose import reward_names
 from rlhf_jax.rollout.sampler import SamplingConfig
-from rlhf_jax.train.microbatch import check_micro_rows
 from rlhf_jax.train.optim import OptimConfig
 from rlhf_jax.train.state import (
     TrainState,
     control_reward_kl,
-    init_state,
     objective_now,
     refresh_reference,
 )
-from rlhf_jax.types import Prompts, replace
+from rlhf_jax.types import replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +70,8 @@ class OnlineConfig(RunConfig):
     """What becomes of a prompt longer than sampling.max_prompt_tokens: error, drop, left or right
     (cut there)."""
     keep_reference: bool = True
-    """Hold the reference, and report the KL to it, even where the objective does not read it."""
+    """Hold the reference, and report the KL to it in evaluations, even where the objective does not
+    read it."""
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     """How the held-out prompts are answered, and how often."""
     samples_every: int = 10
@@ -91,6 +82,8 @@ class OnlineConfig(RunConfig):
         for name in ("num_prompts", "num_epochs", "max_resample", "samples_every"):
             check_number(name, getattr(self, name), low=1)
         check_choice("over_long", self.over_long, OVER_LONG)
+        if not isinstance(self.rewards, (tuple, list)):
+            raise ConfigError(f"rewards is {self.rewards!r}, not a tuple: write (bind(...),)")
         if not self.rewards:
             raise ConfigError("rewards is empty: an online run needs a reward function")
         if len(self.weights) != len(self.rewards):
@@ -104,8 +97,16 @@ class OnlineConfig(RunConfig):
                 f"{self.objective.advantage} compares the samples of one prompt: "
                 f"sampling.num_samples={self.sampling.num_samples} must be at least 2"
             )
+        if self.objective.needs_group and self.sampling.greedy:
+            raise ConfigError(
+                "sampling.temperature=0 draws one answer G times: a group has nothing to compare"
+            )
         if self.refresh_reference_every is not None:
             check_number("refresh_reference_every", self.refresh_reference_every, low=1)
+            if not self.holds_reference:
+                raise ConfigError(
+                    "refresh_reference_every needs keep_reference: there is no reference"
+                )
         check_divides("rows of a rollout", self.rows, "minibatch_rows", self.update_rows)
         micro = self.micro_rows or self.update_rows
         check_divides("minibatch_rows", self.update_rows, "micro_rows", micro)
@@ -114,6 +115,11 @@ class OnlineConfig(RunConfig):
     def weights(self) -> tuple[float, ...]:
         """One factor a reward function."""
         return self.reward_weights or (1.0,) * len(self.rewards)
+
+    @property
+    def holds_reference(self) -> bool:
+        """A frozen copy of the policy is part of the state."""
+        return self.keep_reference or self.objective.needs_reference
 
     @property
     def rows(self) -> int:
@@ -131,40 +137,6 @@ class OnlineConfig(RunConfig):
         return self.num_epochs * (self.rows // self.update_rows)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a run works with, loaded and compiled-to-be; nothing of it changes during the run."""
-
-    mesh: Mesh
-    tokenizer: Tokenizer
-    prompts: PromptSet
-    batches: Sequence[Prompts]
-    held_out: PromptSet
-    model: Model
-    policy: dict[str, Any]
-    functions: Functions
-    optimizers: tuple
-
-
-def set_up(cfg: OnlineConfig) -> Setup:
-    """Load tokenizer, prompts and model, and make the functions.
-
-    Raises:
-        ConfigError: whatever a user can mend.
-    """
-    tokenizer = Tokenizer.from_folder(cfg.model)
-    prompts, held_out = load_prompts(cfg, tokenizer)
-    batches = prompts.batches(cfg.num_prompts, cfg.seed)
-    mesh = make_mesh(cfg.mesh)
-    check_divides("num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
-    check_micro_rows(cfg.update_rows, cfg.micro_rows, mesh)
-    model, policy = load_policy(cfg.model, cfg, mesh)
-    functions, optimizers = build(
-        cfg, model, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, mesh=mesh
-    )
-    return Setup(mesh, tokenizer, prompts, batches, held_out, model, policy, functions, optimizers)
-
-
 def run(cfg: OnlineConfig) -> dict[str, Any]:
     """Train as `cfg` says, in its run folder; returns what result.json holds.
 
@@ -172,30 +144,24 @@ def run(cfg: OnlineConfig) -> dict[str, Any]:
         ConfigError: whatever a user can mend, before the first step.
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
-    opened = Run(cfg)
-    if opened.result is not None:
-        print(f"{cfg.out} is finished; --restart begins anew")
-        return opened.result
-    setup, objective = set_up(cfg), cfg.objective
-    tx, critic_tx = setup.optimizers
-    with jax.set_mesh(setup.mesh), StopRequest() as stop:
-        state = init_state(
-            setup.policy,
-            tx,
-            with_reference=cfg.keep_reference or objective.needs_reference,
-            critic=init_critic(setup.model, setup.policy) if objective.needs_critic else None,
-            critic_tx=critic_tx,
-            reward_kl_coef=first_kl_coef(objective),
-            mesh=setup.mesh,
-        )
-        state = opened.restore(state, data=setup.prompts.fingerprint)
-        state = train(cfg, setup, state, opened, stop)
-        return opened.finish(setup.model, state.policy, setup.tokenizer)
+    inputs = read_inputs(cfg)
+    with Run(cfg) as opened, StopRequest() as stop:
+        result = opened.finished(inputs.identity)
+        if result is not None:
+            return result
+        setup = set_up(cfg, inputs)
+        with jax.set_mesh(setup.mesh):
+            state = opened.restore(first_state(cfg, setup), identity=inputs.identity)
+            state = train(cfg, setup, state, opened, stop)
+            result = opened.finish(setup.model, state.policy, inputs.tokenizer)
+        if stop.requested:
+            stop.leave(cfg.out, cfg.num_steps)
+    return result
 
 
 def measure_only(cfg: OnlineConfig) -> dict[str, float]:
     """The numbers of `cfg.model` on the held-out prompts, without training and without a folder."""
-    setup = set_up(cfg)
+    setup = set_up(cfg, read_inputs(cfg))
     with jax.set_mesh(setup.mesh):
         return answer_held_out(cfg, setup, setup.policy, setup.policy)[0]
 
@@ -204,14 +170,14 @@ def train(
     cfg: OnlineConfig, setup: Setup, state: TrainState, opened: Run, stop: StopRequest
 ) -> TrainState:
     """The papers' loop. A step is reported while the device works on the next one."""
-    functions, mesh, tokenizer = setup.functions, setup.mesh, setup.tokenizer
+    functions, mesh, inputs = setup.functions, setup.mesh, setup.inputs
     host, objective = opened.host, cfg.objective
     # one update on fresh weights: old is the policy itself, nothing needs to be scored for it
     keep_old = cfg.updates_per_step > 1 or objective.needs_old
     pending = None
 
     def draw(attempt):
-        prompts = setup.batches[host["position"]]
+        prompts = inputs.batches[host["position"]]
         host["position"] += 1
         key = step_key(cfg.seed, step, "sample", attempt)
         return prompts, functions.sample(state.policy, prompts, key)  # y_1..y_G ~ π_old(· | x)
@@ -222,7 +188,7 @@ def train(
             measure(cfg, setup, state, opened, progress, step=0)
         for step in range(first, cfg.num_steps):
             began = time.monotonic()
-            rollout, judged, draws = fill_batch(cfg, draw, tokenizer)  # x ~ D, y, r(x, y)
+            rollout, judged, draws = fill_batch(cfg, draw, inputs.tokenizer)  # x ~ D, y, r(x, y)
             rollout = shard_rows(mesh, rollout)
             scores = {"score_BC": judged.score_BC, "valid_BC": judged.valid_BC}
             values = functions.score(  # log π_old, log π_ref, V
@@ -244,20 +210,23 @@ def train(
 
             if pending:
                 opened.report(progress, *pending)
+            stopping, last = stop.requested, step + 1 == cfg.num_steps
+            due = last or (cfg.evaluation.every and (step + 1) % cfg.evaluation.every == 0)
+            save = last or stopping or opened.checkpoints.due(step + 1)
+            if due or save:  # wait here, so that the time is this step's
+                jax.block_until_ready(updates)
             host["tokens"] += int(to_host(rollout.mask_BT).sum())
             numbers |= {"draws": draws, "seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]
             pending = (step + 1, updates, numbers, judged)
-            last = step + 1 == cfg.num_steps
-            due = cfg.evaluation.every and (step + 1) % cfg.evaluation.every == 0
-            if last or due or stop.requested or opened.checkpoints.due(step + 1):
+            if due or save:
                 opened.report(progress, *pending)
                 pending = None
-            if last or due:
+            if due:
                 measure(cfg, setup, state, opened, progress, step=step + 1)
-            if last or stop.requested or opened.checkpoints.due(step + 1):
+            if save:
                 opened.save(step + 1, state)
-            if stop.requested and not last:
+            if stopping and not last:
                 stop.leave(cfg.out, step + 1)
     return state
 
@@ -266,10 +235,10 @@ def answer_held_out(cfg: OnlineConfig, setup: Setup, policy, reference):
     """`evaluate` on the held-out prompts, with the same keys every time."""
     key = step_key(cfg.seed, 0, "evaluate")
     return evaluate(
-        setup.held_out,
+        setup.inputs.held_out,
         cfg.num_prompts,
         answer=lambda prompts: setup.functions.answer(policy, prompts, key),
-        judge=lambda prompts, rollout: judge(cfg, setup.tokenizer, prompts, rollout),
+        judge=lambda prompts, rollout: judge(cfg, setup.inputs.tokenizer, prompts, rollout),
         log_probs=lambda rollout: setup.functions.score(policy, reference, None, rollout),
     )
 
@@ -294,31 +263,3 @@ def measure(
     if step in (0, cfg.num_steps):
         progress.print(sample_table(*shown, reward_names(cfg.rewards), title="Held-out samples"))
     progress.print(f"held-out after {step} steps: {told}")
-
-
-def load_prompts(cfg: OnlineConfig, tokenizer: Tokenizer) -> tuple[PromptSet, PromptSet]:
-    """Training and held-out prompts, tokenised; sizes that cannot work are refused here."""
-    length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
-    limit = read_config(cfg.model).max_positions
-    if length > limit:
-        raise ConfigError(
-            f"sampling.max_prompt_tokens + max_new_tokens = {length}, but {cfg.model} was made "
-            f"for at most {limit} positions"
-        )
-    train_rows, held_out_rows = cfg.prompts()
-    options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
-    return (
-        PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options),
-        PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options),
-    )
-
-
-def first_kl_coef(objective: PolicyObjective) -> float | None:
-    """β at the start where a controller adapts it; None where it is fixed."""
-    kl = objective.reward_kl
-    return None if kl is None or kl.controller is None else float(kl.coef)
-
-
-def init_critic(model: Model, policy: Any) -> dict[str, Any]:
-    """A critic whose trunk starts as the policy and whose head starts at 0."""
-    return {"trunk": policy, "head": init_scalar_head(model.config.d_model)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.collect import Judged
 from rlhf_jax.loops.common import DTYPES, RunConfig
+from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
@@ -37,7 +36,10 @@ _LIVE = {
     "entropy": "entropy",
 }
 # Options that may change between two commands that continue one run.
-_MAY_CHANGE = {"out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"}
+_MAY_CHANGE = {
+    *("out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"),
+    *("mesh", "micro_rows", "remat"),  # another machine: the same numbers to rounding
+}
 
 
 def load_policy(folder: str, cfg: RunConfig, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
@@ -50,6 +52,15 @@ def load_policy(folder: str, cfg: RunConfig, mesh: Mesh) -> tuple[Model, dict[st
     vocab = padded_vocab(read_config(folder).vocab_size, tensor)
     config, params = load_pretrained(folder, sharding=sharding, vocab_padded=vocab)
     return Model(config, DTYPES[cfg.compute_dtype], cfg.remat), params
+
+
+def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig, folder: str) -> None:
+    """Refuse a tokenizer whose ids the model has no rows for."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model "
+            f"{config.vocab_size} rows; use the tokenizer that the model was trained with"
+        )
 
 
 def begin_anew(path: Path) -> None:
@@ -73,55 +84,80 @@ class Run:
     """
 
     def __init__(self, cfg: RunConfig, *, panels: Sequence[Panel] = ONLINE_PANELS):
-        path = Path(cfg.out)
+        path = Path(cfg.out).resolve()
         if cfg.restart:
             begin_anew(path)
         self.cfg, self.panels = cfg, panels
         self.folder = RunFolder(path, writes=is_first_process())
         self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)
-        # without a checkpoint there is nothing to go on from: a mended option may begin anew
-        if self.checkpoints.steps():
-            self._refuse_another_run(self.folder.config(), resolved(cfg))
         self.host: dict[str, Any] = {"position": 0, "tokens": 0, "seconds": 0.0}
+        try:
+            self._result = self.folder.result()
+            # with neither there is nothing to go on from: a mended option may begin anew
+            if self.checkpoints.steps() or self._result:
+                self._refuse_another_run(self.folder.config() or {}, resolved(cfg))
+        except ConfigError:
+            self.folder.close()
+            raise
 
-    def _refuse_another_run(self, old: dict | None, new: dict) -> None:
-        changed = sorted(
-            name
-            for name in (old or new).keys() | new.keys()
-            if old and name not in _MAY_CHANGE and old.get(name) != new.get(name)
-        )
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.folder.close()
+
+    def _refuse_another_run(self, old: dict, new: dict) -> None:
+        may_change = _MAY_CHANGE
+        if self.cfg.optim.schedule != "constant":  # where a decay ends would move under way
+            may_change = may_change - {"num_steps"}
+        names = sorted(old.keys() | new.keys())
+        changed = [n for n in names if n not in may_change and old.get(n) != new.get(n)]
         if changed:
             raise ConfigError(
                 f"{self.folder.path} holds a run with another {', '.join(changed)}; "
                 "name a new --out, or pass --restart to move it aside"
             )
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """The result of a run that has already made all its steps."""
-        file = self.folder.path / "result.json"
-        result = json.loads(file.read_text()) if file.exists() else {}
-        return result if result.get("steps", -1) >= self.cfg.num_steps else None
+    def finished(self, identity: str) -> dict[str, Any] | None:
+        """The result of a run that has already made all its steps, else None.
 
-    def restore(self, state: TrainState, *, data: str) -> TrainState:
+        Args:
+            identity: fingerprint of model and data; a result of others is refused.
+        """
+        result = self._result
+        if result is None or result.get("steps", -1) < self.cfg.num_steps:
+            return None
+        self._refuse_other_inputs(result.get("identity"), identity)
+        print(f"{self.cfg.out} is finished ({result['steps']} steps); --restart begins anew")
+        return result
+
+    def _refuse_other_inputs(self, old: str | None, new: str) -> None:
+        if old != new:
+            raise ConfigError(
+                f"the model or the data of {self.folder.path} has changed since it was begun; "
+                "name a new --out, or pass --restart to move it aside"
+            )
+
+    def restore(self, state: TrainState, *, identity: str) -> TrainState:
         """The newest whole checkpoint, or `state` where there is none; logs are cut back to it.
 
         Args:
             state: of step 0.
-            data: fingerprint of the training data; a position in other data means nothing.
+            identity: fingerprint of model and data; a position in others means nothing.
 
         Raises:
-            ConfigError: the checkpoint was made with other data.
+            ConfigError: the checkpoint was made with others, or has more steps than asked for.
         """
         found = self.checkpoints.restore_latest(state)
         if found is not None:
             state, self.host = found
-            if self.host["data"] != data:
+            self._refuse_other_inputs(self.host["identity"], identity)
+            if int(state.step) > self.cfg.num_steps:
                 raise ConfigError(
-                    f"the training data of {self.folder.path} has changed since it was begun; "
-                    "name a new --out, or pass --restart to move it aside"
+                    f"{self.folder.path} has made {int(state.step)} steps already, more than "
+                    f"num_steps={self.cfg.num_steps}"
                 )
-        self.host["data"] = data
+        self.host["identity"] = identity
         self.folder.cut_back(int(state.step) if found else -1)
         self.folder.write_config(self.cfg)
         return state
@@ -173,6 +209,7 @@ class Run:
             **{name: host[name] for name in ("before", "after") if name in host},
             "steps": self.cfg.num_steps,
             "seed": self.cfg.seed,
+            "identity": host["identity"],
             "seconds": round(host["seconds"], 1),
             "tokens": host["tokens"],
             "tokens_per_second": round(host["tokens"] / max(host["seconds"], 1e-9), 1),
@@ -180,6 +217,6 @@ class Run:
         if folder.writes:
             draw_curves(folder.metrics(), folder.curves, title=folder.path.name, panels=self.panels)
         folder.write_result(result)
-        folder.close()
-        print(f"written to {folder.path}: {', '.join(sorted(os.listdir(folder.path)))}")
+        files = sorted(path.name for path in folder.path.glob("[!.]*"))
+        print(f"written to {folder.path}: {', '.join(files)}")
         return result

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import check_number
+from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.types import pytree
 
 _LIMIT = 20.0  # exp(20) ≈ 4.9e8; past it k3 is constant and its gradient 0
@@ -54,6 +54,9 @@ def k3(logp_BT: Array, logp_ref_BT: Array) -> Array:
     return jnp.expm1(log_r_BT) - log_r_BT
 
 
+_MOST = 0.2  # of the relative error that one call of the controller acts on
+
+
 def adaptive_coef(coef: Array, kl: Array, *, target: float, horizon: float, batch: int) -> Array:
     """β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·batch/horizon)   (1909.08593, section 2.2)
 
@@ -67,7 +70,7 @@ def adaptive_coef(coef: Array, kl: Array, *, target: float, horizon: float, batc
         horizon: episodes, > 0.
         batch: episodes since the last call, ≥ 1.
     """
-    error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
+    error = jnp.clip(kl / target - 1.0, -_MOST, _MOST)
     return coef * (1.0 + error * batch / horizon)
 
 
@@ -79,7 +82,8 @@ class KL:
     the train state.
 
     Raises:
-        ConfigError: the coefficient is negative or not finite.
+        ConfigError: the coefficient is negative or not finite, or one call of `adaptive_coef`
+            could turn it negative (batch too large for its horizon).
     """
 
     estimator: Bound
@@ -97,3 +101,8 @@ class KL:
         # A traced coefficient is no Python number and cannot be checked.
         if isinstance(self.coef, (int, float)):
             check_number("KL coef", self.coef, low=0.0)
+        steps = getattr(self.controller, "kw", {})
+        horizon, batch = steps.get("horizon"), steps.get("batch")
+        concrete = isinstance(horizon, (int, float)) and isinstance(batch, int)
+        if concrete and 0 < horizon <= _MOST * batch:
+            raise ConfigError(f"controller.horizon={horizon} must be above {_MOST} x batch={batch}")

@@ -70,10 +70,6 @@ class DecoderConfig:
         check_number("rope_theta", self.rope_theta, low=0.0, open_low=True)
         check_number("norm_eps", self.norm_eps, low=0.0, open_low=True)
 
-    @property
-    def heads_per_kv(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:

@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
+COMPILING = "the first step compiles its programs …"
 WINDOW = 20  # steps that the rate is measured over: the first ones compile
 
 
@@ -49,18 +51,26 @@ class Progress:
         self._bar = None
         if self.console.is_terminal:
             self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[live]}", markup=False),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=24 if self.console.width >= 120 else 8),
+                # in a narrow terminal the last numbers go first, never the count or the time left
+                TextColumn(
+                    "{task.fields[live]}",
+                    markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+                ),
                 console=self.console,
                 refresh_per_second=4,
+                expand=True,
             )
-            self._task = self._bar.add_task(title, total=total, completed=start, live="")
+            self._task = self._bar.add_task(title, total=total, completed=start, live=COMPILING)
 
     def __enter__(self) -> Progress:
         if self._bar:
             self._bar.start()
+        else:
+            self.print(f"{self._title}: {COMPILING}")
         return self
 
     def __exit__(self, *exc) -> None:

@@ -36,6 +36,10 @@ class DecodingConfig:
 
     def __post_init__(self):
         check_number("temperature", self.temperature, low=0.0)
+        if 0 < self.temperature < 1e-3:
+            raise ConfigError(
+                f"temperature={self.temperature} overflows the logits; use 0 for greedy"
+            )
         for name in ("top_p", "min_p"):
             if getattr(self, name) is not None:
                 share = getattr(self, name)

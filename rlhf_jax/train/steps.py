@@ -52,11 +52,11 @@ def make_update(
         mesh: keeps rows, gradients and the new state on it.
 
     Returns:
-        A jitted function that donates the state. A loss or gradient that is not finite leaves
-        parameters and optimizer state as they were. Metrics: those of `policy_loss` as additive
-        records; `grad_norm` (before clipping), `critic_grad_norm`, `learning_rate`, `updates`,
-        `skipped` (bool), `rows_bad_B` (True for the rows to blame of a skipped update). See
-        `train.metrics`.
+        A jitted function that donates the state. A loss or gradient that is not finite, or a batch
+        that counts no token, leaves parameters and optimizer state as they were. Metrics: those of
+        `policy_loss` as additive records; `grad_norm` (before clipping), `critic_grad_norm`,
+        `learning_rate`, `updates`, `skipped` (not finite), `rows_bad_B` (True for the rows to
+        blame of a skipped update). See `train.metrics`.
 
     Raises (when first called):
         ConfigError: `micro_rows` does not divide, the objective reads what the batch lacks, or it
@@ -166,12 +166,14 @@ def _step(state, loss_fn, parts, txs, *, with_critic, micro_rows, mesh):
     )
     norms = {name: optax.global_norm(grads[name]) for name in params}
     finite = jnp.isfinite(loss) & jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
+    # a batch that counts no token is no step either: momentum alone would still move the policy
+    apply = finite & jnp.any(parts[1] != 0)
 
     new = {}
     for name in params:
         stepped = _apply(txs[name], grads[name], opt_states[name], params[name])
         old = (params[name], opt_states[name])
-        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, old)
+        kept = jax.tree.map(lambda a, b: jnp.where(apply, a, b), stepped, old)
         new[name] = constrain(mesh, kept)
     policy, opt_state = new["policy"]
     critic = state.critic
@@ -180,7 +182,7 @@ def _step(state, loss_fn, parts, txs, *, with_critic, micro_rows, mesh):
         metrics["critic_grad_norm"] = norms["critic"]
     metrics |= {
         "grad_norm": norms["policy"],
-        "updates": state.updates + finite,
+        "updates": state.updates + apply,
         "skipped": ~finite,
         "rows_bad_B": bad_B & ~finite,
     }

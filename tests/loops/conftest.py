@@ -6,7 +6,7 @@ import jax
 import pytest
 from toy import write_policy
 
-from rlhf_jax.loops import offline, online, run
+from rlhf_jax.loops import offline, run, setup
 from rlhf_jax.parallel.mesh import make_mesh
 
 
@@ -21,7 +21,7 @@ def one_device():
     """The loops see the first device alone: less to compile."""
     make_one = partial(make_mesh, devices=jax.devices()[:1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "make_mesh", make_one)
+        patch.setattr(setup, "make_mesh", make_one)
         patch.setattr(offline, "make_mesh", make_one)
         yield
 

@@ -16,7 +16,7 @@ from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.prompts import jsonl_prompts
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.loops import offline, online
+from rlhf_jax.loops import offline, online, setup
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.types import replace
 
@@ -125,7 +125,7 @@ def test_options_of_imitation(refused, tmp_path, argv, messages, monkeypatch):
 
 
 def test_rows_must_divide_by_the_row_shards(policy_folder, tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(online, "make_mesh", make_mesh)  # all eight devices
+    monkeypatch.setattr(setup, "make_mesh", make_mesh)  # all eight devices
     monkeypatch.setattr(offline, "make_mesh", make_mesh)
     cfg = online_config(policy_folder, tmp_path)
     message = refused(cfg)
@@ -215,8 +215,8 @@ def test_a_tokenizer_without_an_end(refused, cfg, model_copy):
 def test_a_tokenizer_without_a_pad_pads_with_its_end(cfg, model_copy):
     edit(model_copy / "tokenizer_config.json", pad_token=None)
     edit(model_copy / "generation_config.json", pad_token_id=None)
-    setup = online.set_up(replace(cfg, model=str(model_copy)))
-    assert setup.tokenizer.pad_id == setup.tokenizer.eos_id == setup.prompts.pad_id
+    inputs = online.read_inputs(replace(cfg, model=str(model_copy)))
+    assert inputs.tokenizer.pad_id == inputs.tokenizer.eos_id == inputs.prompts.pad_id
 
 
 # --- prompts -------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_prompt_longer_than_the_limit(refused, cfg):
     assert "training prompts: row 10 has 8 tokens, more than max_prompt_tokens=7" in message
     assert 'over_long="drop", "left" or "right"' in message
     sampling = replace(cfg.sampling, max_prompt_tokens=7)
-    cut = online.set_up(replace(cfg, sampling=sampling, over_long="left")).prompts
+    cut = online.read_inputs(replace(cfg, sampling=sampling, over_long="left")).prompts
     assert (len(cut), cut.num_cut, cut.num_dropped) == (16, 6, 0)
 
 
@@ -316,7 +316,7 @@ def test_a_folder_that_holds_another_run(refused, cfg):
 
     Path(f"{cfg.out}.t").write_text("".join(reversed(prompts[:6])))
     message = refused(cfg, "--num-steps", 4)
-    assert f"the training data of {cfg.out} has changed" in message
+    assert f"the model or the data of {cfg.out} has changed" in message
 
     # as told: moved aside, nothing lost
     launch(cfg, online.run, ["--seed", "1", "--restart", "--num-steps", "1"])

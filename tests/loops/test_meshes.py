@@ -12,6 +12,7 @@ from toy import online_config, write_policy
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.bind import bind
 from rlhf_jax.loops import online
+from rlhf_jax.loops import setup as loop_setup
 from rlhf_jax.loops.collect import judge
 from rlhf_jax.loops.common import step_key
 from rlhf_jax.loops.run import load_policy
@@ -54,7 +55,7 @@ def without_padding(tree):
 def one_step(folders, out, monkeypatch, mesh=None):
     """Sample, judge, score, label, update by plain SGD; everything that came of it, on the host."""
     if mesh is None:
-        monkeypatch.setattr(online, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
+        monkeypatch.setattr(loop_setup, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
     cfg = online_config(
         folders[0],
         out,
@@ -65,8 +66,8 @@ def one_step(folders, out, monkeypatch, mesh=None):
         micro_rows=8,
         mesh=MeshConfig() if mesh is None else MeshConfig(**mesh),
     )
-    setup = online.set_up(cfg)
-    model, functions, tokenizer = setup.model, setup.functions, setup.tokenizer
+    setup = online.set_up(cfg, online.read_inputs(cfg))
+    model, functions, tokenizer = setup.model, setup.functions, setup.inputs.tokenizer
     tx = optax.sgd(0.3, momentum=0.0)  # without momentum its trace is the gradient
     with jax.set_mesh(setup.mesh):
         other = load_policy(folders[1], cfg, setup.mesh)[1]
@@ -79,7 +80,7 @@ def one_step(folders, out, monkeypatch, mesh=None):
             mesh=setup.mesh,
         )
         state = replace(state, reference=jax.tree.map(jax.numpy.copy, other))
-        prompts = setup.prompts.batches(cfg.num_prompts, cfg.seed)[0]
+        prompts = setup.inputs.prompts.batches(cfg.num_prompts, cfg.seed)[0]
         rollout = functions.sample(state.policy, prompts, step_key(0, 0, "sample"))
         judged = judge(cfg, tokenizer, prompts, rollout)
         scores = {"score_BC": judged.score_BC, "valid_BC": judged.valid_BC}

@@ -46,7 +46,7 @@ def steps_of(cfg):
 
 def rows_of_prompt_2(cfg, step):
     """Which rows of a step answer it (there is one draw a step)."""
-    prompts = online.set_up(cfg).batches[step - 1]
+    prompts = online.read_inputs(cfg).batches[step - 1]
     return [b for b in range(16) if prompts.rows[b // 4]["number"] == 2]
 
 

@@ -1,11 +1,13 @@
 """Whole online runs: the score rises, the folder is complete, every algorithm trains."""
 
 import json
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from toy import online_config, share_of_low_bytes
+from toy import online_config, share_of_low_bytes, write_policy
 
 from rlhf_jax.algorithms.dapo import dapo
 from rlhf_jax.algorithms.dr_grpo import dr_grpo
@@ -15,10 +17,12 @@ from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlhf_jax.algorithms.rloo import rloo
 from rlhf_jax.bind import bind
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import online
 from rlhf_jax.models.convert import load_pretrained
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.report.resolved import resolved
+from rlhf_jax.train.optim import OptimConfig
 from rlhf_jax.types import replace
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -162,3 +166,39 @@ def test_dapo_draws_again_until_the_batch_is_full(policy_folder, tmp_path):
     # every draw moved on in the data
     host = tmp_path / "checkpoints" / "step_00000003" / "host.json"
     assert json.loads(host.read_text())["host"]["position"] == sum(draws)
+
+
+def test_filters_shape_the_draws_and_greedy_evaluation_goes_without(policy_folder, tmp_path):
+    cfg = online_config(policy_folder, tmp_path / "run", num_steps=1)
+    result = online.run(replace(cfg, sampling=replace(cfg.sampling, top_p=0.9, top_k=20)))
+    assert result["steps"] == 1
+
+
+def test_a_run_goes_on_with_other_micro_batches_but_not_with_fewer_steps(policy_folder, tmp_path):
+    cfg = online_config(policy_folder, tmp_path / "run", num_steps=2)
+    online.run(cfg)
+    result = online.run(replace(cfg, num_steps=4, micro_rows=8))
+    assert result["steps"] == 4
+    assert online.run(replace(cfg, num_steps=3))["steps"] == 4  # finished, and says so
+    Path(cfg.out, "result.json").unlink()
+    with pytest.raises(ConfigError, match="has made 4 steps already, more than num_steps=3"):
+        online.run(replace(cfg, num_steps=3))
+
+
+def test_a_decaying_rate_does_not_change_its_end_under_way(policy_folder, tmp_path):
+    optim = OptimConfig(learning_rate=1e-2, schedule="linear")
+    cfg = online_config(policy_folder, tmp_path / "run", num_steps=2, optim=optim)
+    online.run(cfg)
+    with pytest.raises(ConfigError, match="another num_steps"):
+        online.run(replace(cfg, num_steps=4))
+
+
+def test_another_model_in_the_same_folder_is_noticed(policy_folder, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(policy_folder, model)
+    cfg = online_config(model, tmp_path / "run", num_steps=1)
+    online.run(cfg)
+    shutil.rmtree(model)
+    write_policy(model, seed=1)
+    with pytest.raises(ConfigError, match=r"the model or the data of .* has changed"):
+        online.run(cfg)

@@ -343,3 +343,15 @@ def test_sft_learns_the_counted_tokens(weights):
     np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
     assert losses[-1] < 0.5 * losses[0]
     assert int(state.updates) == 10
+
+
+def test_a_batch_that_counts_no_token_is_no_step(batch, weights, one_device):
+    update, _, _ = one_device
+    state, _ = update(state_of(weights), OBJECTIVE, batch)
+    before = jax.device_get(learned(state))
+    nothing = replace(batch, mask_BT=jnp.zeros_like(batch.mask_BT))
+    # the momentum alone would move policy and critic
+    state, metrics = update(state, OBJECTIVE, nothing)
+    for x, y in zip(jax.tree.leaves(learned(state)), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert int(state.updates) == 1 and not metrics["skipped"]

@@ -1,0 +1,111 @@
+"""What an online run works with: inputs read from disk, then model and functions on the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from rlhf_jax.algorithms.objective import PolicyObjective
+from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.errors import ConfigError, check_divides
+from rlhf_jax.loops.functions import Functions, build
+from rlhf_jax.loops.run import check_vocabulary, load_policy
+from rlhf_jax.models.convert import read_config
+from rlhf_jax.models.heads import init_scalar_head
+from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.models.weights import fingerprint
+from rlhf_jax.parallel.mesh import make_mesh
+from rlhf_jax.parallel.sharding import row_shards
+from rlhf_jax.train.microbatch import check_micro_rows
+from rlhf_jax.train.state import TrainState, init_state
+from rlhf_jax.types import Prompts
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tokenizer and prompts of an `OnlineConfig`; `identity` changes with them or the model."""
+
+    tokenizer: Tokenizer
+    prompts: PromptSet
+    held_out: PromptSet
+    batches: Sequence[Prompts]
+    identity: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model and its functions on a mesh, and the optimizers of policy and critic."""
+
+    inputs: Inputs
+    mesh: Mesh
+    model: Model
+    policy: dict[str, Any]
+    functions: Functions
+    optimizers: tuple
+
+
+def read_inputs(cfg) -> Inputs:
+    """Read and check what a user gave, before a device is touched.
+
+    Raises:
+        ConfigError: model folder, tokenizer, prompts or a length; it names what and where.
+    """
+    tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
+    check_vocabulary(tokenizer, config, cfg.model)
+    length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
+    if length > config.max_positions:
+        raise ConfigError(
+            f"sampling.max_prompt_tokens + max_new_tokens = {length}, but {cfg.model} was made "
+            f"for at most {config.max_positions} positions"
+        )
+    train_rows, held_out_rows = cfg.prompts()
+    options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
+    prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
+    held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
+    identity = "-".join([fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint])
+    batches = prompts.batches(cfg.num_prompts, cfg.seed)
+    return Inputs(tokenizer, prompts, held_out, batches, identity)
+
+
+def set_up(cfg, inputs: Inputs) -> Setup:
+    """Load the model onto the mesh and make the functions.
+
+    Raises:
+        ConfigError: devices, batch sizes or weights that do not fit together.
+    """
+    mesh = make_mesh(cfg.mesh)
+    check_divides("num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
+    check_micro_rows(cfg.update_rows, cfg.micro_rows, mesh)
+    model, policy = load_policy(cfg.model, cfg, mesh)
+    functions, optimizers = build(
+        cfg, model, end_ids=inputs.tokenizer.end_ids, pad_id=inputs.tokenizer.pad_id, mesh=mesh
+    )
+    return Setup(inputs, mesh, model, policy, functions, optimizers)
+
+
+def first_state(cfg, setup: Setup) -> TrainState:
+    """Step 0: the policy, its reference, and a critic where the objective asks for one."""
+    tx, critic_tx = setup.optimizers
+    critic = None
+    if cfg.objective.needs_critic:  # the trunk starts as the policy, the head at 0
+        head = init_scalar_head(setup.model.config.d_model)
+        critic = {"trunk": setup.policy, "head": head}
+    return init_state(
+        setup.policy,
+        tx,
+        with_reference=cfg.holds_reference,
+        critic=critic,
+        critic_tx=critic_tx,
+        reward_kl_coef=first_kl_coef(cfg.objective),
+        mesh=setup.mesh,
+    )
+
+
+def first_kl_coef(objective: PolicyObjective) -> float | None:
+    """β at the start where a controller adapts it; None where it is fixed."""
+    kl = objective.reward_kl
+    return None if kl is None or kl.controller is None else float(kl.coef)
