@@ -28,3 +28,7 @@ def test_every_linked_file_exists():
     assert len(links) > 10
     for link in links:
         assert (ROOT / link).exists(), link
+
+
+def test_no_placeholder_is_left():
+    assert not re.findall(r"\b[A-Z]+_(?:TABLE|FIGURE)\b|TODO|TBD", README)

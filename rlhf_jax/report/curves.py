@@ -125,7 +125,8 @@ def _draw_panel(axes, panel: Panel, series) -> None:
             values = smooth(values, len(values) // 20)
         if len(values) == 1:
             style = {"marker": "o", **style}
-        axes.plot(steps, values, label=label, zorder=2, **style)
+        every = max(1, len(values) // 12)  # markers that touch hide the line
+        axes.plot(steps, values, label=label, zorder=2, markevery=every, **style)
     low, high = axes.get_ylim()
     least = 0.05 * max(abs(low), abs(high))  # a hair's breadth of noise should look like one
     if high - low < least:
