@@ -41,7 +41,7 @@ setup(
         "numpy>=2.0",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.12"],
+        "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff~=0.17.6"],
         "tpu": ["jax[tpu]>=0.9.2"],
         "cuda": ["jax[cuda13]>=0.9.2"],
         "rewards": ["reasoning-gym>=0.1.23", "math-verify>=0.8", "jsonschema>=4.23"],
