@@ -119,8 +119,10 @@ def control_reward_kl(state: TrainState, objective: Any, kl: Array) -> TrainStat
     """
     if state.reward_kl_coef is None:
         return state
-    coef = objective.reward_kl.controller(state.reward_kl_coef, kl)
-    return replace(state, reward_kl_coef=jnp.asarray(coef, jnp.float32))
+    old = state.reward_kl_coef
+    coef = jnp.asarray(objective.reward_kl.controller(old, kl), jnp.float32)
+    # a step that is skipped for its numbers must not spoil β for all that follow
+    return replace(state, reward_kl_coef=jnp.where(jnp.isfinite(coef), coef, old))
 
 
 def _copy(tree: Any) -> Any:

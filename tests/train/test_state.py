@@ -79,6 +79,8 @@ def test_adaptive_coefficient_lives_in_the_state():
     )
     state = init_state(params(), optax.sgd(1.0), reward_kl_coef=objective.reward_kl.coef)
     # KL twice the target: the error is clipped at .2, β grows by 1 + .2·10/100
+    # the numbers of a skipped step must not spoil β for all that follow
+    state = control_reward_kl(state, objective, jnp.float32(jnp.nan))
     state = control_reward_kl(state, objective, jnp.float32(12.0))
     assert float(state.reward_kl_coef) == pytest.approx(0.2 * 1.02)
     assert float(objective_now(objective, state).reward_kl.coef) == pytest.approx(0.2 * 1.02)
