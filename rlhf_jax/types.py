@@ -7,6 +7,7 @@ Arrays end in their shape, one letter a dimension:
     V vocabulary      D model width     F feed-forward width
     H query heads     J key/value heads K head width
     N layers          C reward functions ("columns" of a score)
+    S sides: completions of one prompt, compared with each other
 
 Scalars and pytrees bear no suffix. Prompts are left-padded to L, responses right-padded to R, so
 every response begins at column L.
@@ -127,6 +128,54 @@ class SFTBatch:
     mask_BT: Array
 
 
+@pytree
+class PreferenceBatch:
+    """Pairs, S = 2: side 0 is the preferred completion, side 1 the other; right-padded.
+
+    Both sides of a pair stand in one row, so a cut by rows never parts them.
+    """
+
+    tokens_BST: Array
+    attend_BST: Array
+    mask_BST: Array
+    logp_ref_BS: Array | None = None  # Σ of the counted tokens' log π_ref
+    weight_B: Array | None = None  # None: every pair weighs the same
+
+
+@pytree
+class UnpairedBatch:
+    """Single completions, each desirable or not (KTO); right-padded.
+
+    `*_other_*` is the row's prompt with the completion of another row: the mismatched pairs from
+    which KTO reads its KL. None where the loss reads no KL.
+    """
+
+    tokens_BT: Array
+    attend_BT: Array
+    mask_BT: Array
+    desirable_B: Array
+    tokens_other_BT: Array | None = None
+    attend_other_BT: Array | None = None
+    mask_other_BT: Array | None = None
+    logp_ref_B: Array | None = None
+    logp_ref_other_B: Array | None = None
+
+
+@pytree
+class RankedBatch:
+    """Completions of one prompt for a reward model, S of them, ranked; padded on either side.
+
+    `rank_BS`: lower is better, equal is a tie. `valid_BS` False: there is no such completion (a
+    prompt with fewer than S).
+    """
+
+    tokens_BST: Array
+    attend_BST: Array
+    rank_BS: Array
+    valid_BS: Array
+    margin_BSS: Array | None = None  # by how much side i should lead side j, ≥ 0
+
+
 def take_rows(batch, rows):
     """The same record with only these rows of every array (all fields lead with B)."""
     return jax.tree.map(lambda x: x[rows], batch)
@@ -134,10 +183,13 @@ def take_rows(batch, rows):
 
 __all__ = [
     "PolicyBatch",
+    "PreferenceBatch",
     "Prompts",
+    "RankedBatch",
     "Rollout",
     "SFTBatch",
     "Scored",
+    "UnpairedBatch",
     "pytree",
     "replace",
     "take_rows",
