@@ -20,8 +20,9 @@ from rlhf_jax.advantages import (
     scored_rows,
 )
 from rlhf_jax.algorithms.measures import label_metrics, sampled_logp, score_metrics, token_metrics
+from rlhf_jax.algorithms.ranges import check_numbers
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
 from rlhf_jax.losses.kl import KL, k1
 from rlhf_jax.losses.surrogate import clipped, token_ratio
@@ -30,21 +31,6 @@ from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.ops.shaping import place_at_last, subtract_kl
 from rlhf_jax.ops.totals import Share
 from rlhf_jax.types import PolicyBatch, Scored, pytree, replace
-
-# What an argument's name promises throughout this package: the range outside which a number is a
-# mistake, whichever function takes it.
-_UNIT = {"low": 0.0, "high": 1.0}
-_NOT_NEGATIVE = {"low": 0.0}
-_POSITIVE = {"low": 0.0, "open_low": True}
-_COUNT = {"low": 1}
-_RANGES = {
-    **dict.fromkeys(("gamma", "lam", "ddof"), _UNIT),
-    **dict.fromkeys(("low", "high", "clip", "eps", "cache"), _NOT_NEGATIVE),
-    **dict.fromkeys(("target", "horizon"), _POSITIVE),
-    "cap": {"low": 1.0},
-    **dict.fromkeys(("length", "max_length", "batch"), _COUNT),
-    "floor": {"high": 0.0},
-}
 
 
 @pytree
@@ -90,7 +76,7 @@ class PolicyObjective:
             if callable(part) and not isinstance(part, Bound):
                 part = bind(part)
                 object.__setattr__(self, name, part)
-            _check_numbers(name, part)
+            check_numbers(name, part)
         _check_parts(self)
 
     @property
@@ -113,22 +99,6 @@ class PolicyObjective:
     def needs_old(self) -> bool:
         """The trainer's own log-probs of the sampled tokens are compared with the sampler's."""
         return self.correction is not None
-
-
-def _check_numbers(where, part):
-    """Refuse concrete numbers out of range; traced ones pass (jax rebuilds records with them)."""
-    if isinstance(part, (KL, ValueTerm)):
-        for field in part.__dataclass_fields__:
-            _check_numbers(f"{where}.{field}", getattr(part, field))
-    elif isinstance(part, Bound):
-        ours = part.fn.__module__.startswith("rlhf_jax.")
-        for name, value in part.kw.items():
-            if isinstance(value, Bound):
-                _check_numbers(f"{where}.{name}", value)
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                check_number(f"{where}.{name}", value, **(_RANGES.get(name, {}) if ours else {}))
-    elif isinstance(part, (int, float)):
-        check_number(where, part)
 
 
 def _check_parts(objective):
