@@ -21,7 +21,7 @@ from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.synthetic import sloppy_sums, sum_prompts
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.loops import offline, online
+from rlhf_jax.loops import online, sft
 from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.loops.run import begin_anew
 from rlhf_jax.models.config import DecoderShape
@@ -31,7 +31,7 @@ from rlhf_jax.train.checkpoint import CheckpointConfig
 from rlhf_jax.train.optim import OptimConfig
 
 SIZES = dict(warmup=4000, rl=4000, held_out=500)  # distinct problems, of 10,000
-WARMUP = offline.OfflineConfig(
+WARMUP = sft.SFTConfig(
     out="",
     demonstrations=bind(sloppy_sums, slip=0.6, draws=4, seed=0, **SIZES),
     decoder=DecoderShape(num_layers=2, d_model=96, d_ff=288, max_positions=32),
@@ -69,7 +69,7 @@ class QuickstartConfig:
     """Move what the run folder holds aside (to FOLDER.1, FOLDER.2, …) and begin anew."""
     continue_sft: bool = False
     """Afterwards, imitate on for as long as the reinforcement learning took, for comparison."""
-    warmup: offline.OfflineConfig = WARMUP
+    warmup: sft.SFTConfig = WARMUP
     """The warm-up; its out and seed are set from above."""
     rl: online.OnlineConfig = RL
     """The reinforcement learning; its out, seed and model are set from above."""
@@ -115,7 +115,7 @@ def main(cfg: QuickstartConfig) -> None:
         prompts=cfg.rl.prompts.replace(seed=cfg.seed),
     )
     print("1. Imitate a teacher who forgets to carry")
-    imitation = offline.run(warmup)
+    imitation = sft.run(warmup)
     print("2. GRPO on a checkable reward")
     result = online.run(rl)
     before, after = result["before"]["score"], result["after"]["score"]
@@ -131,9 +131,7 @@ def compare(cfg, warmup, rl, imitation, result) -> None:
     more = max(1, round(rate * result["seconds"]))
     print(f"3. For comparison, {more} further steps of imitation: as long as part 2 took")
     folder = Path(cfg.out) / "continued_sft"
-    offline.run(
-        replace(warmup, out=str(folder), model=rl.model, num_steps=more, seed=warmup.seed + 1)
-    )
+    sft.run(replace(warmup, out=str(folder), model=rl.model, num_steps=more, seed=warmup.seed + 1))
     measured = online.measure_only(replace(rl, model=str(folder / "policy")))
     print(
         f"held-out greedy accuracy: after the warm-up {result['before']['score']:.1%}, "

@@ -10,8 +10,8 @@ from tiny import random_params
 
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.bind import bind
-from rlhf_jax.loops.offline import OfflineConfig
 from rlhf_jax.loops.online import OnlineConfig
+from rlhf_jax.loops.sft import SFTConfig
 from rlhf_jax.models.config import DecoderConfig, DecoderShape
 from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.models.tokenizer import byte_tokenizer
@@ -74,9 +74,9 @@ def spell(*, rows: int = 16):
     return [{"prompt": f"{i}>{i % 10}", "completion": f"{i % 10}" * 2} for i in range(rows)]
 
 
-def offline_config(out, **changes) -> OfflineConfig:
+def sft_config(out, **changes) -> SFTConfig:
     """Imitation of 16 rows by a new decoder."""
-    cfg = OfflineConfig(
+    cfg = SFTConfig(
         out=str(out),
         demonstrations=bind(spell),
         decoder=DecoderShape(num_layers=1, d_model=32, d_ff=64, max_positions=16),

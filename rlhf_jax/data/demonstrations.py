@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
-from rlhf_jax.data.order import fingerprint, shuffled_batches
+from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_right
 from rlhf_jax.data.texts import check_encodable
 from rlhf_jax.errors import ConfigError, check_choice, check_number
@@ -122,6 +122,10 @@ class DemonstrationSet:
     def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
         """`batches(B, seed)[step]` is the step's `SFTBatch`; rules: `shuffled_batches`."""
         return shuffled_batches(len(self), num_rows, seed, self.take)
+
+    def in_order(self, num_rows: int) -> Iterator[tuple[SFTBatch, np.ndarray]]:
+        """Every demonstration once: (batch, weight_B); rules: `batches_in_order`."""
+        return batches_in_order(len(self), num_rows, self.take)
 
 
 def _encode(row: dict[str, Any], tokenizer, where: str) -> tuple[list[int], list[int]]:

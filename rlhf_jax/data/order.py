@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grain
@@ -43,6 +43,23 @@ def shuffled_batches(
     whole = num_rows // batch_rows * batch_rows
     rows = grain.MapDataset.range(num_rows).shuffle(spread).slice(slice(0, whole)).repeat()
     return rows.batch(batch_rows).map(take)
+
+
+def batches_in_order(
+    num_rows: int, batch_rows: int, take: Callable[[np.ndarray], Any]
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Every row once, in batches of one size: (batch, weight_B).
+
+    The last batch is filled up with its own last row at weight 0, so that one compiled program
+    serves all and a mean weighted by weight_B counts each row once.
+
+    Args: as in `shuffled_batches`; a batch may be larger than the dataset.
+    """
+    check_number("batch_rows", batch_rows, low=1)
+    for start in range(0, num_rows, batch_rows):
+        index_B = np.arange(start, start + batch_rows)
+        weight_B = (index_B < num_rows).astype(np.float32)
+        yield take(np.minimum(index_B, num_rows - 1)), weight_B
 
 
 def fingerprint(records: Iterable[Any]) -> str:

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 
 from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
-from rlhf_jax.data.order import fingerprint, shuffled_batches
+from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_left
 from rlhf_jax.data.texts import check_encodable, read_text
 from rlhf_jax.errors import ConfigError, check_choice, check_number
@@ -177,13 +177,5 @@ class PromptSet:
         return shuffled_batches(len(self), num_prompts, seed, self.take)
 
     def in_order(self, num_prompts: int) -> Iterator[tuple[Prompts, np.ndarray]]:
-        """Every prompt once, in batches of one size: (prompts, weight_P).
-
-        The last batch is filled up with its own last prompt at weight 0, so that one compiled
-        program serves all and a mean weighted by weight_P counts each prompt once.
-        """
-        check_number("num_prompts", num_prompts, low=1)
-        for start in range(0, len(self), num_prompts):
-            index_P = np.arange(start, start + num_prompts)
-            weight_P = (index_P < len(self)).astype(np.float32)
-            yield self.take(np.minimum(index_P, len(self) - 1)), weight_P
+        """Every prompt once, in batches of one size: (prompts, weight_P); `batches_in_order`."""
+        return batches_in_order(len(self), num_prompts, self.take)

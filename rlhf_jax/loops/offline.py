@@ -1,38 +1,34 @@
-"""Offline training: supervised fine-tuning on demonstrations, of a new decoder or a given one."""
+"""Training on a fixed dataset: the options, the box and the ending that SFT, reward models and
+preference losses share. What is learnt from a batch is their `update`; the loop is here, once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from rlhf_jax.bind import Bound
-from rlhf_jax.data.demonstrations import DemonstrationSet
 from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
-from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest, step_key
-from rlhf_jax.loops.run import Run, check_vocabulary, load_policy
-from rlhf_jax.models.config import DecoderShape
+from rlhf_jax.loops.common import RunConfig, StopRequest
+from rlhf_jax.loops.run import Run, check_vocabulary
 from rlhf_jax.models.convert import read_config
-from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
-from rlhf_jax.models.transformer import Model
+from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.mesh import make_mesh
-from rlhf_jax.parallel.sharding import padded_vocab, row_shards, shard_rows
+from rlhf_jax.parallel.sharding import row_shards, shard_rows
 from rlhf_jax.report.curves import Panel
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.train.microbatch import check_micro_rows
-from rlhf_jax.train.optim import make_optimizer
-from rlhf_jax.train.state import TrainState, init_params, init_state
-from rlhf_jax.train.steps import make_sft_update
-from rlhf_jax.types import SFTBatch, replace
+from rlhf_jax.train.state import TrainState
+from rlhf_jax.types import replace
 
-PANELS = (
-    Panel("Loss", "nats / token", (("loss", "training"),)),
+OPTIMIZER_PANELS = (
     Panel("Gradient norm", "before clipping", (("grad_norm", "policy"),)),
     Panel("Learning rate", "rate", (("learning_rate", "policy"),)),
 )
@@ -40,41 +36,90 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineConfig(RunConfig):
-    """Everything a supervised run depends on."""
+    """What every run on a fixed dataset depends on."""
 
-    model: str | None = None
-    """Folder of a Hugging Face model to start from. None: a new decoder over bytes."""
-    decoder: DecoderShape = field(default_factory=DecoderShape)
-    """Shape of the new decoder where no model is given."""
-    demonstrations: Bound
-    """Returns rows {"prompt", "completion"} to imitate."""
     batch_rows: int
-    """Demonstrations of one optimizer update."""
+    """Rows (demonstrations, pairs, rankings) of one optimizer update: each step makes one."""
     max_tokens: int
     """Columns of a batch: prompt, completion and end token."""
     over_long: str = "error"
-    """What becomes of a longer demonstration: error, drop, left or right (cut there)."""
+    """What becomes of a longer row: error, drop, left or right (cut there)."""
+    evaluate_every: int | None = None
+    """Steps between two measurements of held-out rows; None: before the first and after the last
+    step alone."""
 
     def __post_init__(self):
         RunConfig.__post_init__(self)
         check_number("batch_rows", self.batch_rows, low=1)
         check_number("max_tokens", self.max_tokens, low=2)
         check_choice("over_long", self.over_long, OVER_LONG)
+        if self.evaluate_every is not None:
+            check_number("evaluate_every", self.evaluate_every, low=1)
         check_divides(
             "batch_rows", self.batch_rows, "micro_rows", self.micro_rows or self.batch_rows
         )
 
 
-def run(cfg: OfflineConfig) -> dict[str, Any]:
-    """Train as `cfg` says, in its run folder; returns what result.json holds.
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What one kind of offline run brings to the box.
+
+    state: of step 0, on the mesh
+    update: (state, batch) -> (state, metrics), donates the state
+    export: (state, folder) writes the trained model as a Hugging Face folder
+    measure: state -> numbers on held-out rows, or None where there are none
+    count: batch on the host -> tokens that it trains on
+    """
+
+    state: TrainState
+    update: Callable
+    export: Callable[[TrainState, Path], None]
+    count: Callable[[Any], int]
+    measure: Callable[[TrainState], dict[str, float]] | None = None
+
+
+def read_model(folder: str, max_tokens: int) -> tuple[Tokenizer, str]:
+    """Tokenizer and fingerprint of a model folder.
+
+    Raises:
+        ConfigError: folder or tokenizer cannot be used, or `max_tokens` is beyond the model.
+    """
+    tokenizer, config = Tokenizer.from_folder(folder), read_config(folder)
+    check_vocabulary(tokenizer, config, folder)
+    check_positions(max_tokens, config.max_positions)
+    return tokenizer, fingerprint(folder)
+
+
+def check_positions(max_tokens: int, limit: int) -> None:
+    """Refuse rows longer than the model's positions."""
+    if max_tokens > limit:
+        raise ConfigError(f"max_tokens={max_tokens} is above the model's {limit} positions")
+
+
+def run_offline(
+    cfg: OfflineConfig,
+    batches: Sequence[Any],
+    begin: Callable[[Mesh], Parts],
+    *,
+    identity: str,
+    title: str,
+    panels: Sequence[Panel],
+) -> dict[str, Any]:
+    """Train in the run folder of `cfg`; returns what result.json holds.
+
+    Args:
+        cfg: the options.
+        batches: `batches[step]` is the step's batch of `cfg.batch_rows` rows, on the host.
+        begin: loads the model onto a mesh and makes the functions.
+        identity: fingerprint of model and data; a run of others is not continued.
+        title: shown beside the progress bar.
+        panels: of the curves.
 
     Raises:
         ConfigError: whatever a user can mend, before the first step.
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
-    tokenizer, rows, identity = read_inputs(cfg)
-    batches = rows.batches(cfg.batch_rows, cfg.seed)
-    with Run(cfg, panels=PANELS) as opened, StopRequest() as stop:
+    with Run(cfg, panels=panels) as opened, StopRequest() as stop:
         result = opened.finished(identity)
         if result is not None:
             return result
@@ -82,77 +127,64 @@ def run(cfg: OfflineConfig) -> dict[str, Any]:
         check_divides("batch_rows", cfg.batch_rows, "mesh data*fsdp", row_shards(mesh))
         check_micro_rows(cfg.batch_rows, cfg.micro_rows, mesh)
         with jax.set_mesh(mesh):
-            model, policy = start(cfg, tokenizer, mesh)
-            tx = make_optimizer(cfg.optim, cfg.num_steps)
-            state = opened.restore(init_state(policy, tx, mesh=mesh), identity=identity)
-            update = make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
-            state = train(cfg, update, state, batches, mesh, opened, stop)
-            result = opened.finish(model, state.policy, tokenizer)
+            parts = begin(mesh)
+            state = opened.restore(parts.state, identity=identity)
+            state = train(cfg, parts, state, batches, mesh, opened, stop, title=title)
+            result = opened.finish(lambda folder: parts.export(state, folder))
         if stop.requested:
             stop.leave(cfg.out, cfg.num_steps)
     return result
 
 
-def read_inputs(cfg: OfflineConfig) -> tuple[Tokenizer, DemonstrationSet, str]:
-    """Tokenizer, demonstrations, and a fingerprint of them and the model.
-
-    Raises:
-        ConfigError: model folder, tokenizer, demonstrations or a length; it names what and where.
-    """
-    tokenizer, limit, model = byte_tokenizer(), cfg.decoder.max_positions, ""
-    if cfg.model:
-        tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
-        check_vocabulary(tokenizer, config, cfg.model)
-        limit, model = config.max_positions, fingerprint(cfg.model)
-    if cfg.max_tokens > limit:
-        raise ConfigError(f"max_tokens={cfg.max_tokens} is above the model's {limit} positions")
-    rows = DemonstrationSet.from_rows(
-        cfg.demonstrations(), tokenizer, max_tokens=cfg.max_tokens, over_long=cfg.over_long
-    )
-    return tokenizer, rows, f"{model}-{rows.fingerprint}"
-
-
-def start(cfg: OfflineConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
-    """The model of the folder, or a new decoder with random parameters."""
-    if cfg.model:
-        return load_policy(cfg.model, cfg, mesh)
-    vocab = tokenizer.vocab_size
-    config = cfg.decoder.config(vocab, padded_vocab(vocab, mesh.shape["tensor"]))
-    model = Model(config, DTYPES[cfg.compute_dtype], cfg.remat)
-    return model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh)
-
-
 def train(
     cfg: OfflineConfig,
-    update,
+    parts: Parts,
     state: TrainState,
-    batches: Sequence[SFTBatch],
+    batches: Sequence[Any],
     mesh: Mesh,
     opened: Run,
     stop: StopRequest,
+    *,
+    title: str,
 ) -> TrainState:
-    """Imitate: one batch of demonstrations, one update. Reported one step late."""
+    """The box: one batch, one update. A step is reported while the device works on the next."""
     host, pending, first = opened.host, None, int(state.step)
-    with Progress("imitate", total=cfg.num_steps, start=first) as progress:
+    with Progress(title, total=cfg.num_steps, start=first) as progress:
+        if first == 0 and parts.measure:
+            measure(parts, state, opened, progress, step=0)
         for step in range(first, cfg.num_steps):
             began = time.monotonic()
             batch = batches[step]
-            state, metrics = update(state, shard_rows(mesh, batch))
+            state, metrics = parts.update(state, shard_rows(mesh, batch))
             state = replace(state, step=state.step + 1)
             if pending:
                 opened.report(progress, *pending)
             stopping, last = stop.requested, step + 1 == cfg.num_steps
             save = last or stopping or opened.checkpoints.due(step + 1)
-            if save:  # wait here, so that the time is this step's
+            due = last or (cfg.evaluate_every and (step + 1) % cfg.evaluate_every == 0)
+            if save or due:  # wait here, so that the time is this step's
                 jax.block_until_ready(metrics)
             numbers = {"seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]
-            host["tokens"] += int(batch.mask_BT.sum())
+            host["tokens"] += parts.count(batch)
             pending = (step + 1, [metrics], numbers)
-            if save:
+            if save or due:
                 opened.report(progress, *pending)
                 pending = None
+            if due and parts.measure:
+                measure(parts, state, opened, progress, step=step + 1)
+            if save:
                 opened.save(step + 1, state)
             if stopping and not last:
                 stop.leave(cfg.out, step + 1)
     return state
+
+
+def measure(parts: Parts, state: TrainState, opened: Run, progress: Progress, *, step: int) -> None:
+    """Log and show the held-out numbers after `step` steps."""
+    numbers = parts.measure(state)
+    opened.folder.log(step, {f"eval/{name}": value for name, value in numbers.items()})
+    opened.host.setdefault("before", numbers)
+    opened.host["after"] = numbers
+    told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    progress.print(f"held-out after {step} steps: {told}")

@@ -22,6 +22,7 @@ from rlhf_jax.loops.common import RunConfig, StopRequest, step_key
 from rlhf_jax.loops.evaluate import EvalConfig, evaluate
 from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
+from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress
@@ -153,7 +154,11 @@ def run(cfg: OnlineConfig) -> dict[str, Any]:
         with jax.set_mesh(setup.mesh):
             state = opened.restore(first_state(cfg, setup), identity=inputs.identity)
             state = train(cfg, setup, state, opened, stop)
-            result = opened.finish(setup.model, state.policy, inputs.tokenizer)
+            result = opened.finish(
+                lambda folder: export_pretrained(
+                    folder, setup.model.config, state.policy, inputs.tokenizer
+                )
+            )
         if stop.requested:
             stop.leave(cfg.out, cfg.num_steps)
     return result

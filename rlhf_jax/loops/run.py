@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.collect import Judged
 from rlhf_jax.loops.common import DTYPES, RunConfig
 from rlhf_jax.models.config import DecoderConfig
-from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
+from rlhf_jax.models.convert import load_pretrained, read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.multihost import is_first_process, to_host
@@ -201,10 +201,14 @@ class Run:
                 raise FloatingPointError(f"{message}; the update was not applied")
             warnings.warn(f"{message}; skipped", stacklevel=2)
 
-    def finish(self, model: Model, params: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Export the policy, draw the curves, write, show and return result.json."""
+    def finish(self, export: Callable[[Path], None]) -> dict[str, Any]:
+        """Export the model, draw the curves, write, show and return result.json.
+
+        Args:
+            export: writes what was trained as a Hugging Face folder.
+        """
         folder, host = self.folder, self.host
-        export_pretrained(folder.policy, model.config, params, tokenizer)
+        export(folder.policy)
         result = {
             **{name: host[name] for name in ("before", "after") if name in host},
             "steps": self.cfg.num_steps,

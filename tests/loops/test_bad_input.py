@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import offline_config, online_config, share_of_low_bytes
+from toy import online_config, sft_config, share_of_low_bytes
 
 from experiments.launch import launch
 from rlhf_jax.algorithms.dapo import dapo
@@ -16,7 +16,7 @@ from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.prompts import jsonl_prompts
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.loops import offline, online, setup
+from rlhf_jax.loops import offline, online, setup, sft
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.types import replace
 
@@ -119,7 +119,7 @@ def never(*args, **kw):
 )
 def test_options_of_imitation(refused, tmp_path, argv, messages, monkeypatch):
     monkeypatch.setattr(offline, "train", never)
-    message = refused(offline_config(tmp_path), *argv, loop=offline)
+    message = refused(sft_config(tmp_path), *argv, loop=sft)
     for text in messages:
         assert text in message
 
@@ -132,10 +132,10 @@ def test_rows_must_divide_by_the_row_shards(policy_folder, tmp_path, refused, mo
     assert "num_prompts=4 does not divide by mesh data*fsdp=8" in message
     message = refused(cfg, "--num-prompts", 8, "--micro-rows", 4)
     assert "micro_rows=4 does not divide by mesh data*fsdp=8" in message
-    cfg = offline_config(tmp_path)
-    message = refused(cfg, "--batch-rows", 4, loop=offline)
+    cfg = sft_config(tmp_path)
+    message = refused(cfg, "--batch-rows", 4, loop=sft)
     assert "batch_rows=4 does not divide by mesh data*fsdp=8" in message
-    message = refused(cfg, "--batch-rows", 8, "--micro-rows", 4, loop=offline)
+    message = refused(cfg, "--batch-rows", 8, "--micro-rows", 4, loop=sft)
     assert "micro_rows=4 does not divide by mesh data*fsdp=8" in message
 
 

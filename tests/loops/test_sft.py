@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
-from toy import offline_config, spell
+from toy import sft_config, spell
 
+from rlhf_jax.bind import bind
 from rlhf_jax.data.demonstrations import DemonstrationSet
-from rlhf_jax.loops import offline
+from rlhf_jax.loops import sft
 from rlhf_jax.models.convert import load_pretrained
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 @pytest.fixture(scope="module")
 def finished(one_device, tmp_path_factory):
-    cfg = offline_config(tmp_path_factory.mktemp("runs") / "spell", num_steps=60, batch_rows=16)
-    return cfg, Path(cfg.out), offline.run(cfg)
+    cfg = sft_config(tmp_path_factory.mktemp("runs") / "spell", num_steps=60, batch_rows=16)
+    return cfg, Path(cfg.out), sft.run(cfg)
 
 
 def losses(out):
@@ -46,7 +48,7 @@ def test_the_folder_holds_everything(finished):
     assert json.loads((out / "config.json").read_text())["config"]["batch_rows"] == 16
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert list((out / "tensorboard").rglob("events.out*"))
-    assert offline.run(cfg) == result  # is not run again
+    assert sft.run(cfg) == result  # is not run again
 
 
 def test_the_exported_model_says_what_it_was_taught(finished):
@@ -66,7 +68,7 @@ def test_the_exported_model_says_what_it_was_taught(finished):
 def test_a_given_model_is_trained_further(finished, tmp_path):
     cfg, out, _ = finished
     more = replace(cfg, out=str(tmp_path), model=str(out / "policy"), num_steps=2)
-    offline.run(more)
+    sft.run(more)
     assert losses(tmp_path)[0] < 0.5
 
 
@@ -74,7 +76,24 @@ def test_a_given_model_is_trained_further(finished, tmp_path):
 def test_seeds_differ_and_repeat(tmp_path):
     loss = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        cfg = offline_config(tmp_path / name, num_steps=2, seed=seed)
-        offline.run(cfg)
+        cfg = sft_config(tmp_path / name, num_steps=2, seed=seed)
+        sft.run(cfg)
         loss[name] = losses(Path(cfg.out))
     assert loss["a"] == loss["b"] != loss["c"]
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_the_held_out_loss_is_the_pooled_mean_of_all_rows(finished, tmp_path):
+    cfg, out, _ = finished
+    held_out = bind(spell, rows=11)  # the last batch of 8 is filled up with copies
+    more = replace(cfg, out=str(tmp_path), model=str(out / "policy"), num_steps=1, batch_rows=8)
+    measured = sft.run(replace(more, held_out=held_out))["before"]
+    config, params = load_pretrained(out / "policy")
+    tokenizer, model = Tokenizer.from_folder(out / "policy"), Model(config)
+    rows = DemonstrationSet.from_rows(held_out(), tokenizer, max_tokens=cfg.max_tokens)
+    batch = rows.take(np.arange(11))
+    logits = model.logits(params, model.hidden(params, batch.tokens_BT, batch.attend_BT))
+    logp_BTV = np.asarray(jax.nn.log_softmax(logits[:, :-1]))
+    logp_BT = np.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=2)[..., 0]
+    assert measured["loss"] == pytest.approx(-logp_BT[batch.mask_BT[:, 1:]].mean(), rel=1e-5)
+    assert measured["perplexity"] == pytest.approx(np.exp(measured["loss"]))
