@@ -95,5 +95,5 @@ def test_the_held_out_loss_is_the_pooled_mean_of_all_rows(finished, tmp_path):
     logits = model.logits(params, model.hidden(params, batch.tokens_BT, batch.attend_BT))
     logp_BTV = np.asarray(jax.nn.log_softmax(logits[:, :-1]))
     logp_BT = np.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=2)[..., 0]
-    assert measured["loss"] == pytest.approx(-logp_BT[batch.mask_BT[:, 1:]].mean(), rel=1e-5)
+    assert measured["loss"] == pytest.approx(-logp_BT[batch.mask_BT[:, 1:]].mean(), rel=1e-4)
     assert measured["perplexity"] == pytest.approx(np.exp(measured["loss"]))
