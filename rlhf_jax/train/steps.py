@@ -91,7 +91,7 @@ def make_update(
     @partial(jax.jit, donate_argnums=0)
     def update(state, objective, batch):
         weight_BT = objective.aggregate(batch.mask_BT, batch.group_B)
-        return _step(
+        return guarded_step(
             state,
             partial(loss_fn, objective=objective),
             (batch, weight_BT),
@@ -137,7 +137,7 @@ def make_sft_update(
     def update(state, batch):
         rows = jnp.arange(batch.mask_BT.shape[0])
         weight_BT = token_mean(batch.mask_BT, rows)
-        return _step(
+        return guarded_step(
             state,
             loss_fn,
             (batch, weight_BT),
@@ -150,8 +150,34 @@ def make_sft_update(
     return update
 
 
-def _step(state, loss_fn, parts, txs, *, with_critic, micro_rows, mesh):
-    """Gradients of the whole batch, then one guarded step of each optimizer."""
+def guarded_step(
+    state: TrainState,
+    loss_fn: Callable,
+    parts: tuple[Any, Array],
+    txs: dict[str, optax.GradientTransformation | None],
+    *,
+    with_critic: bool,
+    micro_rows: int | None,
+    mesh: Mesh | None,
+) -> tuple[TrainState, dict]:
+    """Gradients of the whole batch, then one guarded step of each optimizer; the core of an update.
+
+    Nothing moves where the loss or a gradient is not finite, or where no weight differs from 0.
+
+    Args:
+        state: policy, critic and their optimizers' states.
+        loss_fn: as `summed_gradients` takes it; params are {"policy"} and, with it, {"critic"}.
+        parts: (batch, its weights), both leading with rows; the weights of the whole batch, taken
+            before it is cut.
+        txs: optimizers of "policy" and "critic".
+        with_critic: the loss reads and trains the critic.
+        micro_rows: rows of one forward and backward pass; None: all.
+        mesh: keeps gradients and the new state on it.
+
+    Returns:
+        the state with another policy, critic, optimizer state and count of updates; metrics, those
+        of `loss_fn` and the ones that `make_update` names.
+    """
     params, opt_states = {"policy": state.policy}, {"policy": state.opt_state}
     if with_critic:
         if state.critic is None or txs["critic"] is None:
