@@ -27,6 +27,7 @@ from safetensors.numpy import save_file
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.families import (
+    FAMILIES,
     LLAMA,
     Family,
     TensorRule,
@@ -44,13 +45,13 @@ Range = tuple[int, int]
 FILE_DTYPES = ("F32", "BF16", "F16")
 
 
-def read_config(folder: str | os.PathLike) -> DecoderConfig:
+def read_config(folder: str | os.PathLike, families: dict[str, Family] = FAMILIES) -> DecoderConfig:
     """The decoder's shape from a model folder's config.json.
 
     Raises:
         ConfigError: no such folder or file, a family or an option that is not supported.
     """
-    return _read_config(Path(folder))[0]
+    return _read_config(Path(folder), families)[0]
 
 
 def load_pretrained(
@@ -59,6 +60,7 @@ def load_pretrained(
     sharding: ShardingOf | None = None,
     dtype: DTypeLike = jnp.float32,
     vocab_padded: int | None = None,
+    families: dict[str, Family] = FAMILIES,
 ) -> tuple[DecoderConfig, dict[str, Any]]:
     """Read a model folder into a nested dict of (sharded) arrays.
 
@@ -69,6 +71,7 @@ def load_pretrained(
         dtype: of the parameters, whatever the file's.
         vocab_padded: rows of the embedding and columns of the head, at least the file's
             vocabulary; the further ones are zeros. None: as in the file.
+        families: what may stand in the folder: language models, or `SCORERS`.
 
     Returns:
         The config (with `vocab_padded`) and the parameters, as `Model(config).init` lays them out.
@@ -78,7 +81,7 @@ def load_pretrained(
             is missing, unknown, of the wrong shape or not a float. File and tensor are named.
     """
     folder = Path(folder)
-    config, family = _read_config(folder, vocab_padded)
+    config, family = _read_config(folder, families, vocab_padded)
     in_file = axis_sizes(config, config.vocab_size)
     in_memory = axis_sizes(config, config.vocab_padded)
     params: dict[str, Any] = {}
@@ -96,6 +99,10 @@ def export_pretrained(
     config: DecoderConfig,
     params: dict[str, Any],
     tokenizer: Tokenizer,
+    *,
+    family: Family = LLAMA,
+    options: dict[str, Any] | None = None,
+    beside: dict[str, dict[str, Any]] | None = None,
 ) -> None:
     """Write a folder that transformers loads: weights, config, end ids, tokenizer.
 
@@ -103,12 +110,21 @@ def export_pretrained(
     folder that is there already is replaced. With several processes all must call; the first
     writes. Padded vocabulary is stripped, the dtype is the parameters'.
 
+    Args:
+        folder: of the model.
+        config: the decoder's shape.
+        params: as `load_pretrained` returns them.
+        tokenizer: is written beside them.
+        family: names of the tensors: of a language model, or one of `SCORERS`.
+        options: further entries of config.json.
+        beside: further JSON files, name -> content.
+
     Raises:
         ConfigError: the folder exists and is not a model folder, or the tokenizer has ids that
             the model lacks.
         ValueError: `params` are not the parameters that `config` describes.
     """
-    folder, family = Path(folder), LLAMA
+    folder = Path(folder)
     if folder.exists() and not (folder / "config.json").exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} exists and is not a model folder; it is not overwritten")
     if tokenizer.vocab_size > config.vocab_size:
@@ -131,7 +147,9 @@ def export_pretrained(
         new.mkdir(parents=True)
         save_file(tensors, new / ONE_FILE, metadata={"format": "pt"})
         tokenizer.save(new)
-        write_json(new / "config.json", {**hf_config(family, config, dtype), **ids})
+        raw = {**hf_config(family, config, dtype), **ids, **(options or {})}
+        for name, content in {"config.json": raw, **(beside or {})}.items():
+            write_json(new / name, content)
         _put_in_place(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -146,12 +164,14 @@ def _put_in_place(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _read_config(folder: Path, vocab_padded: int | None = None) -> tuple[DecoderConfig, Family]:
+def _read_config(
+    folder: Path, families: dict[str, Family], vocab_padded: int | None = None
+) -> tuple[DecoderConfig, Family]:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; a model folder holds config.json")
     file = folder / "config.json"
     raw = read_json(file)
-    family = find_family(raw, str(file))
+    family = find_family(raw, str(file), families)
     return decoder_config(family, raw, str(file), vocab_padded), family
 
 
@@ -241,7 +261,11 @@ def _read_block(
 ) -> np.ndarray:
     """Read a block of one tensor and turn it into our axes."""
     index, shape, then = [], [], []
-    for outer, *rest in rule.layout:
+    for group in rule.layout:
+        if not group:  # an axis of one, which is none of ours
+            index.append(slice(None))
+            continue
+        outer, *rest = group
         # Rows of a group are contiguous for a range of its outer letter; the inner ones are cut
         # after reading.
         stride = int(np.prod([sizes[a] for a in rest], dtype=int))

@@ -1,9 +1,9 @@
 """What each family of checkpoints is called on disk: tensor names, layouts, config options.
 
 A family is a table, not code. A tensor's layout on disk is written in the letters of
-`rlhf_jax/types.py`: `"(H K) D"` is a matrix whose rows are heads × head width. Our own layout is
-the suffix of the leaf's name (`q_NDHK`), so the reshape and transpose between the two follow from
-the letters and are written nowhere else.
+`rlhf_jax/types.py`: `"(H K) D"` is a matrix whose rows are heads × head width, `"() D"` one of a
+single row, which is a vector of ours. Our own layout is the suffix of the leaf's name (`q_NDHK`),
+so the reshape and transpose between the two follow from the letters and are written nowhere else.
 
 A config option that changes the maths and that the decoder does not implement is listed with the
 one value it must have, and refused by name otherwise. Options that a family never reads (they do
@@ -13,7 +13,7 @@ occur in config files) change nothing there and are passed over here as well.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_jax.errors import ConfigError, nearest
@@ -74,8 +74,11 @@ class Family:
     defaults: dict[str, Any]  # options that may be left out of config.json
     only: dict[str, Any]  # option -> the one value that is implemented
     passed_over: tuple[str, ...]  # regex of tensors that hold nothing to learn
+    score: TensorRule | None = None  # of a reward model, which has no language-model head
 
     def rules(self, config: DecoderConfig) -> tuple[TensorRule, ...]:
+        if self.score is not None:
+            return (*self.tensors, self.score)
         return self.tensors if config.tie_embeddings else (*self.tensors, self.untied_head)
 
 
@@ -126,6 +129,15 @@ LLAMA = Family(
     passed_over=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
 FAMILIES = {family.model_type: family for family in (LLAMA,)}
+# The same decoders with one number a text instead of a distribution: reward models.
+SCORERS = {
+    name: replace(
+        family,
+        architecture=family.architecture.replace("CausalLM", "SequenceClassification"),
+        score=_rule("score.weight", "head/w_D", "() D"),
+    )
+    for name, family in FAMILIES.items()
+}
 
 
 def axis_sizes(config: DecoderConfig, vocab: int) -> dict[str, int]:
@@ -141,20 +153,20 @@ def axis_sizes(config: DecoderConfig, vocab: int) -> dict[str, int]:
     }
 
 
-def find_family(raw: dict[str, Any], where: str) -> Family:
-    """The family that a config.json names, or a ConfigError naming the supported ones."""
+def find_family(raw: dict[str, Any], where: str, families: dict[str, Family]) -> Family:
+    """The one of `families` that a config.json names, or a ConfigError naming what they are."""
     model_type = raw.get("model_type")
-    if model_type not in FAMILIES:
+    if model_type not in families:
         raise ConfigError(
             f"{where}: model_type={model_type!r} is not supported; "
-            f"{nearest(str(model_type), FAMILIES)}"
+            f"{nearest(str(model_type), families)}"
         )
-    family = FAMILIES[model_type]
+    family = families[model_type]
     for architecture in raw.get("architectures") or ():
         if architecture != family.architecture:
             raise ConfigError(
                 f"{where}: architecture {architecture!r} is not supported; "
-                f"{nearest(architecture, [f.architecture for f in FAMILIES.values()])}"
+                f"{nearest(architecture, [f.architecture for f in families.values()])}"
             )
     return family
 
