@@ -23,12 +23,23 @@ def fit(prompt: list[int], completion: list[int], max_tokens: int, side: str):
     A row without a completion token teaches nothing, and one without a prompt token has nothing
     to predict its first token from; both give None.
     """
-    surplus = max(0, len(prompt) + len(completion) - max_tokens)
+    cut = fit_sides(prompt, [completion], max_tokens, side)
+    return cut and (cut[0], cut[1][0])
+
+
+def fit_sides(prompt: list[int], sides: list[list[int]], max_tokens: int, side: str):
+    """`fit` for completions that share a prompt: the prompt stays one and the same for all.
+
+    The longest completion decides how much the prompt loses on the left; on the right each
+    completion loses what it has too much. None where any completion would vanish.
+    """
+    surplus = max(0, len(prompt) + max(map(len, sides)) - max_tokens)
     if side == "left":
         prompt = prompt[surplus:] if surplus < len(prompt) else []
     else:
-        completion = completion[: max(0, len(completion) - surplus)]
-    return (prompt, completion) if prompt and completion else None
+        room = max(0, max_tokens - len(prompt))
+        sides = [completion[:room] for completion in sides]
+    return (prompt, sides) if prompt and all(sides) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +65,9 @@ class DemonstrationSet:
     ) -> DemonstrationSet:
         """Tokenise rows of {"prompt": text, "completion": text}.
 
-        Prompt and completion are tokenised apart, as the sampler meets them. The end token is
-        added unless the completion has it already.
+        The prompt is tokenised by itself, as the sampler meets it, and the completion as it follows.
+        The end token is added unless the completion has it already. Rows that a sampler drew bring
+        ids, which are imitated as they are: `encode_row`.
 
         Args:
             rows: records of a dataset.
@@ -77,7 +89,8 @@ class DemonstrationSet:
         kept: list[tuple[list[int], list[int]]] = []
         num_cut = 0
         for number, row in enumerate(rows):
-            pair = _encode(row, tokenizer, f"{name}: row {number}")
+            prompt, (completion,) = encode_row(row, tokenizer, f"{name}: row {number}")
+            pair = (prompt, completion)
             length = len(pair[0]) + len(pair[1])
             if length > max_tokens:
                 if over_long == "error":
@@ -128,13 +141,64 @@ class DemonstrationSet:
         return batches_in_order(len(self), num_rows, self.take)
 
 
-def _encode(row: dict[str, Any], tokenizer, where: str) -> tuple[list[int], list[int]]:
-    for field in ("prompt", "completion"):
+def encode_row(
+    row: dict[str, Any], tokenizer, where: str, fields: Sequence[str] = ("completion",)
+) -> tuple[list[int], list[list[int]]]:
+    """Ids of a row's prompt, and of the completions under `fields`.
+
+    A completion is closed by an end token, unless it has one. Ids that a sampler drew ("prompt_ids",
+    "completion_ids": a field's name + "_ids") are taken as they are: what was drawn is not always
+    what its text would be encoded as, and a completion cut off by a length limit has no end.
+
+    Args:
+        row: texts under "prompt" and `fields`, perhaps their ids.
+        tokenizer: has encode(text, add_bos=), append_end(ids), and decode_completion for given ids.
+        where: names the row in messages.
+        fields: the completions.
+
+    Raises:
+        ConfigError: a text is missing or of another type, the prompt has no tokens, or given ids
+            do not say their text (so they are another tokenizer's).
+    """
+    for field in ("prompt", *fields):
         if not isinstance(row.get(field), str):
             raise ConfigError(f"{where}: {field!r} is {row.get(field)!r}, not a string")
         check_encodable(where, field, row[field])
-    prompt = list(tokenizer.encode(row["prompt"]))
+    prompt = _drawn(row, "prompt", where) or list(tokenizer.encode(row["prompt"]))
     if not prompt:
         raise ConfigError(f"{where}: the prompt has no tokens")
-    completion = tokenizer.append_end(tokenizer.encode(row["completion"], add_bos=False))
-    return prompt, completion
+    completions = []
+    for field in fields:
+        ids = _drawn(row, field, where)
+        if ids is None:
+            ids = tokenizer.append_end(encode_after(tokenizer, row["prompt"], prompt, row[field]))
+        elif not ids or tokenizer.decode_completion(prompt, ids) != row[field]:
+            raise ConfigError(
+                f"{where}: {field}_ids are not this tokenizer's ids of {row[field][:40]!r}; draw "
+                f"samples with the model to be trained, or leave {field}_ids out"
+            )
+        completions.append(ids)
+    return prompt, completions
+
+
+def encode_after(tokenizer, prompt: str, prompt_ids: list[int], completion: str) -> list[int]:
+    """Ids of a completion as they follow the prompt's.
+
+    Tokenizers of the sentencepiece kind put a space before every text: encoded alone, " named"
+    would begin with two. So the ids are read off the encoded whole where the prompt's begin it;
+    where a token would cross the border, the completion is encoded alone.
+    """
+    whole = list(tokenizer.encode(prompt + completion))
+    if whole[: len(prompt_ids)] == prompt_ids:
+        return whole[len(prompt_ids) :]
+    return list(tokenizer.encode(completion, add_bos=False))
+
+
+def _drawn(row: dict[str, Any], field: str, where: str) -> list[int] | None:
+    """The row's own ids of a field, or None."""
+    ids = row.get(f"{field}_ids")
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
+        raise ConfigError(f"{where}: '{field}_ids' is {ids!r}, not a list of ids")
+    return ids

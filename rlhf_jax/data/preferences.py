@@ -1,0 +1,342 @@
+"""Preferences as token rows: pairs of completions of one prompt, or completions judged one by one.
+
+Tokenised as demonstrations are; ids that a sampler drew are taken as they are (`encode_row`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import grain
+import numpy as np
+
+from rlhf_jax.data.demonstrations import encode_row, fit_sides
+from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
+from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
+from rlhf_jax.data.padding import pad_right
+from rlhf_jax.data.prompts import read_jsonl
+from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.types import PreferenceBatch, UnpairedBatch, replace
+
+Row = dict[str, Any]
+SIDES = ("chosen", "rejected")
+
+
+def split_rendered(*texts: str, prompt: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The prompt that whole dialogues share, and what each has after it.
+
+    A chat template may render a prompt alone otherwise than at the head of a dialogue (with an
+    open thought, say), so a prompt's length says nothing of where a completion begins: what all
+    texts begin with is the prompt, one and the same for every side.
+
+    Args:
+        texts: prompt and completion as one text each.
+        prompt: rendered alone, if known; the shared beginning is no longer than it.
+    """
+    every = [*texts, *([] if prompt is None else [prompt])]
+    least, most = min(every), max(every)  # what these two share, all between them share too
+    agree = (a == b for a, b in zip(least, most, strict=False))
+    shared = least[: sum(takewhile(bool, agree))]
+    return shared, tuple(text[len(shared) :] for text in texts)
+
+
+def jsonl_pairs(*, path: str, rendered: bool = False) -> list[Row]:
+    """Rows {"prompt", "chosen", "rejected"} of a JSON-lines file.
+
+    Args:
+        path: of the file.
+        rendered: chosen and rejected are whole dialogues that hold the prompt too, as a chat
+            template renders them; the row's own prompt may be absent. See `split_rendered`.
+
+    Raises:
+        ConfigError: as `read_jsonl`.
+    """
+    if not rendered:
+        return read_jsonl(path, required=("prompt", *SIDES))
+    rows = []
+    for row in read_jsonl(path, required=SIDES):
+        texts = [row[side] for side in SIDES]
+        prompt, sides = split_rendered(*texts, prompt=row.get("prompt"))
+        rows.append({**row, "prompt": prompt, **dict(zip(SIDES, sides, strict=True))})
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceSet:
+    """Tokenised pairs of at most `max_tokens` a side. Make one with `from_rows`.
+
+    `completions` are (chosen, rejected). `num_identical` pairs have two sides of the same ids:
+    they stay (their loss is that of a tie, their gradient 0) and are told. `logp_ref_BS` is set by
+    `with_reference`.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    weights: list[float] | None
+    max_tokens: int
+    pad_id: int
+    num_dropped: int
+    num_cut: int
+    num_identical: int
+    logp_ref_BS: np.ndarray | None = None
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Row],
+        tokenizer,
+        *,
+        max_tokens: int,
+        over_long: str = "error",
+        name: str = "preferences",
+    ) -> PreferenceSet:
+        """Tokenise rows of {"prompt": text, "chosen": text, "rejected": text}.
+
+        A row may also hold "weight", a number ≥ 0 (all rows or none), and the ids as sampled
+        ("prompt_ids", "chosen_ids", "rejected_ids").
+
+        Args:
+            rows: records of a dataset.
+            tokenizer: has encode(text, add_bos=), append_end(ids), pad_id.
+            max_tokens: T, the columns of every batch.
+            over_long: of the pair as a whole. "error" names the row; "drop" leaves it out; "left"
+                cuts the prompt of both sides by what the longer one has too many, "right" the end
+                of each side that is too long. A pair of which anything would vanish is dropped.
+            name: of the dataset, for messages.
+
+        Raises:
+            ConfigError: no rows, a text or weight missing or of another type, an empty prompt, a
+                pair too long under "error", or no pair left.
+        """
+        kept, dropped, cut = _read(rows, SIDES, tokenizer, max_tokens, over_long, name)
+        weights = _weights(rows, name)
+        identical = sum(sides[0] == sides[1] for _, _, sides in kept)
+        if identical:
+            logging.getLogger(__name__).warning(
+                "%s: %d of %d pairs have a chosen and a rejected side that are the same: "
+                "they teach nothing",
+                *(name, identical, len(kept)),
+            )
+        return cls(
+            prompts=[prompt for _, prompt, _ in kept],
+            completions=[sides for _, _, sides in kept],
+            weights=weights and [weights[number] for number, _, _ in kept],
+            max_tokens=max_tokens,
+            pad_id=tokenizer.pad_id,
+            num_dropped=dropped,
+            num_cut=cut,
+            num_identical=identical,
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any pair, its weight, where its completions begin, or their order."""
+        return fingerprint(zip(self.prompts, self.completions, self._weight(), strict=True))
+
+    def _weight(self):
+        return self.weights or [None] * len(self)
+
+    def with_reference(self, logp_ref_BS: np.ndarray) -> PreferenceSet:
+        """The same pairs with log π_ref of each side, summed over its counted tokens."""
+        _check_rows(self, logp_ref_BS, (2,))
+        return replace(self, logp_ref_BS=logp_ref_BS)
+
+    def take(self, index_B: np.ndarray) -> PreferenceBatch:
+        """The pairs at these positions, as NumPy arrays [B, 2, T]."""
+        index = [int(i) for i in index_B]
+        sides = [
+            _padded([(self.prompts[i], self.completions[i][side]) for i in index], self)
+            for side in (0, 1)
+        ]
+        tokens, attend, mask = (np.stack(arrays, axis=1) for arrays in zip(*sides, strict=True))
+        weights = self.weights and np.asarray([self.weights[i] for i in index], np.float32)
+        return PreferenceBatch(
+            tokens_BST=tokens,
+            attend_BST=attend,
+            mask_BST=mask,
+            logp_ref_BS=None if self.logp_ref_BS is None else self.logp_ref_BS[index],
+            weight_B=weights,
+        )
+
+    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
+        """`batches(B, seed)[step]` is the step's `PreferenceBatch`; rules: `shuffled_batches`."""
+        return shuffled_batches(len(self), num_rows, seed, self.take)
+
+    def in_order(self, num_rows: int) -> Iterator[tuple[PreferenceBatch, np.ndarray]]:
+        """Every pair once: (batch, weight_B); rules: `batches_in_order`."""
+        return batches_in_order(len(self), num_rows, self.take)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedSet:
+    """Tokenised completions of at most `max_tokens`, each desirable or not (KTO).
+
+    `other[i]` is the row whose completion stands after row i's prompt as its mismatched pair: the
+    nearest one before it (cyclically) that has another prompt. It is fixed for the whole dataset,
+    so that no batch, not even a last one of one row, meets a completion that is the row's own,
+    and the reference can be asked once. A completion too long for its borrowed prompt is cut.
+    """
+
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    desirable: list[bool]
+    other: list[int]
+    max_tokens: int
+    pad_id: int
+    num_dropped: int
+    num_cut: int
+    logp_ref_B: np.ndarray | None = None
+    logp_ref_other_B: np.ndarray | None = None
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Row],
+        tokenizer,
+        *,
+        max_tokens: int,
+        over_long: str = "error",
+        name: str = "preferences",
+    ) -> UnpairedSet:
+        """Tokenise rows of {"prompt": text, "completion": text, "label": bool (desirable)}.
+
+        Args and ids as sampled: see `PreferenceSet.from_rows`.
+
+        Raises:
+            ConfigError: no rows, a text or label missing or of another type, an empty prompt, a
+                row too long under "error", no row left, or none with another prompt.
+        """
+        for number, row in enumerate(rows):
+            if not isinstance(row.get("label"), bool):
+                raise ConfigError(
+                    f"{name}: row {number}: 'label' is {row.get('label')!r}, not true or false"
+                )
+        kept, dropped, cut = _read(rows, ("completion",), tokenizer, max_tokens, over_long, name)
+        prompts = [prompt for _, prompt, _ in kept]
+        return cls(
+            prompts=prompts,
+            completions=[completion for _, _, (completion,) in kept],
+            desirable=[rows[number]["label"] for number, _, _ in kept],
+            other=mismatched(prompts, name),
+            max_tokens=max_tokens,
+            pad_id=tokenizer.pad_id,
+            num_dropped=dropped,
+            num_cut=cut,
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any row, its label, where its completion begins, or their order."""
+        return fingerprint(zip(self.prompts, self.completions, self.desirable, strict=True))
+
+    def with_reference(self, logp_ref_B: np.ndarray, logp_ref_other_B: np.ndarray) -> UnpairedSet:
+        """The same rows with Σ log π_ref of each completion and of each mismatched pair."""
+        _check_rows(self, logp_ref_B)
+        _check_rows(self, logp_ref_other_B)
+        return replace(self, logp_ref_B=logp_ref_B, logp_ref_other_B=logp_ref_other_B)
+
+    def take(self, index_B: np.ndarray) -> UnpairedBatch:
+        """The rows at these positions, as NumPy arrays [B, T]."""
+        index = [int(i) for i in index_B]
+        own = _padded([(self.prompts[i], self.completions[i]) for i in index], self)
+        borrowed = []
+        for i in index:
+            room = self.max_tokens - len(self.prompts[i])
+            borrowed.append((self.prompts[i], self.completions[self.other[i]][:room]))
+        other = _padded(borrowed, self)
+        known = self.logp_ref_B is not None
+        return UnpairedBatch(
+            tokens_BT=own[0],
+            attend_BT=own[1],
+            mask_BT=own[2],
+            desirable_B=np.asarray([self.desirable[i] for i in index]),
+            tokens_other_BT=other[0],
+            attend_other_BT=other[1],
+            mask_other_BT=other[2],
+            logp_ref_B=self.logp_ref_B[index] if known else None,
+            logp_ref_other_B=self.logp_ref_other_B[index] if known else None,
+        )
+
+    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
+        """`batches(B, seed)[step]` is the step's `UnpairedBatch`; rules: `shuffled_batches`."""
+        return shuffled_batches(len(self), num_rows, seed, self.take)
+
+    def in_order(self, num_rows: int) -> Iterator[tuple[UnpairedBatch, np.ndarray]]:
+        """Every row once: (batch, weight_B); rules: `batches_in_order`."""
+        return batches_in_order(len(self), num_rows, self.take)
+
+
+def mismatched(prompts: Sequence[Sequence[int]], name: str) -> list[int]:
+    """For each row the nearest one before it, cyclically, with another prompt.
+
+    Raises:
+        ConfigError: all rows have one prompt (or there is one row): no completion is another's.
+    """
+    if all(prompt == prompts[0] for prompt in prompts):
+        raise ConfigError(
+            f"{name}: a mismatched pair takes the completion of another prompt, and every row has "
+            "the same"
+        )
+    other, last = [], len(prompts) - 1
+    while prompts[last] == prompts[0]:
+        last -= 1
+    for i, prompt in enumerate(prompts):
+        if i and prompts[i - 1] != prompt:
+            last = i - 1
+        other.append(last)
+    return other
+
+
+def _read(rows, fields, tokenizer, max_tokens, over_long, name):
+    """[(row number, prompt ids, ids of each field)], dropped and cut rows."""
+    check_choice("over_long", over_long, OVER_LONG)
+    check_number("max_tokens", max_tokens, low=2)
+    if not rows:
+        raise ConfigError(f"{name}: there are no rows")
+    kept, cut = [], 0
+    for number, row in enumerate(rows):
+        prompt, sides = encode_row(row, tokenizer, f"{name}: row {number}", fields)
+        length = len(prompt) + max(map(len, sides))
+        if length > max_tokens:
+            if over_long == "error":
+                raise too_long(name, number, length, "max_tokens", max_tokens)
+            if over_long == "drop":
+                continue
+            fitted = fit_sides(prompt, sides, max_tokens, over_long)
+            if fitted is None:
+                continue
+            cut, (prompt, sides) = cut + 1, fitted
+        kept.append((number, prompt, sides))
+    tell_lengths(name, len(rows), len(rows) - len(kept), cut, max_tokens)
+    return kept, len(rows) - len(kept), cut
+
+
+def _weights(rows: Sequence[Row], name: str) -> list[float] | None:
+    """The rows' weights; None where no row has one."""
+    if not any("weight" in row for row in rows):
+        return None
+    for number, row in enumerate(rows):
+        check_number(f"{name}: row {number}: 'weight'", row.get("weight"), low=0)
+    return [float(row["weight"]) for row in rows]
+
+
+def _padded(rows, data):
+    """tokens, attend, mask of (prompt, completion) rows; the mask comes from lengths, not ids."""
+    tokens_BT, attend_BT = pad_right([p + c for p, c in rows], data.max_tokens, data.pad_id)
+    prompt_B = np.asarray([len(p) for p, _ in rows])
+    return tokens_BT, attend_BT, attend_BT & (np.arange(data.max_tokens) >= prompt_B[:, None])
+
+
+def _check_rows(data, logp, shape=()):
+    if logp.shape != (len(data), *shape):
+        raise ValueError(f"reference log-probs have shape {logp.shape}, the set {len(data)} rows")
