@@ -2,6 +2,10 @@
 
 The contract of a reward function: (prompts, completions, rows) -> one number or None for each,
 where `rows` are the dataset's records. None says that the function does not apply to a row.
+
+A process reward scores steps within a completion: (prompts, completions, rows) -> for each row a
+list of (end, score), or None where it does not apply. `end` counts the characters of the
+completion up to and with the step's last one.
 """
 
 from __future__ import annotations
@@ -26,6 +30,18 @@ def reward_names(rewards: Sequence[Callable]) -> list[str]:
 def _name(reward: Callable) -> str:
     fn = getattr(reward, "fn", reward)  # a Bound shows the function it holds
     return getattr(fn, "__name__", type(fn).__name__)
+
+
+def check_rewards(rewards: Sequence[Callable], weights: Sequence[float]) -> None:
+    """Refuse an option `rewards` that is no tuple or empty, and weights that do not fit it."""
+    if not isinstance(rewards, (tuple, list)):
+        raise ConfigError(f"rewards is {rewards!r}, not a tuple: write (bind(...),)")
+    if not rewards:
+        raise ConfigError("rewards is empty: a run that scores needs a reward function")
+    if len(weights) != len(rewards):
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(rewards)} rewards")
+    for weight in weights:
+        check_number("reward_weights", weight)
 
 
 def score_completions(
@@ -80,6 +96,55 @@ def score_completions(
                 score_BC[b, c] = _weighted(score, weight, f"reward {name}, row {b}")
                 valid_BC[b, c] = True
     return score_BC, valid_BC
+
+
+def score_steps(
+    process_reward: Callable,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+) -> list[list[tuple[int, float]]]:
+    """Call a process reward on every row: (end, score) of each step; no steps for None.
+
+    Raises:
+        ConfigError: it returned something other than a list a row, ends that do not grow or lie
+            outside the completion, or a score that is no finite number. It names the row.
+        Whatever the function raises, with a note of its name.
+    """
+    name = reward_names([process_reward])[0]
+    try:
+        found = process_reward(list(prompts), list(completions), list(rows))
+    except Exception as error:
+        error.add_note(f"raised by process reward {name}, asked for {len(prompts)} rows")
+        raise
+    if not isinstance(found, (list, tuple)) or len(found) != len(prompts):
+        raise ConfigError(
+            f"process reward {name} must return a list of {len(prompts)} rows, each a list of "
+            "(end, score), or None"
+        )
+    steps: list[list[tuple[int, float]]] = []
+    for b, (row, completion) in enumerate(zip(found, completions, strict=True)):
+        where = f"process reward {name}, row {b}"
+        steps.append(_checked_steps(row or [], len(completion), where))
+    return steps
+
+
+def _checked_steps(row: Any, length: int, where: str) -> list[tuple[int, float]]:
+    steps: list[tuple[int, float]] = []
+    last = 0
+    for step in row:
+        try:
+            end, score = step
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: {step!r} is not an (end, score) pair") from None
+        if not isinstance(end, (int, np.integer)) or not last < end <= length:
+            raise ConfigError(
+                f"{where}: a step ends at character {end!r}; ends must grow from step to step "
+                f"and lie in 1..{length}"
+            )
+        last = int(end)
+        steps.append((last, _weighted(score, 1.0, where)))
+    return steps
 
 
 def _listed(scores: Any, name: str, count: int) -> Sequence[Any]:
