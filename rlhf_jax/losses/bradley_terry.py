@@ -82,7 +82,7 @@ def best_of(score_BS: Array, rank_BS: Array, valid_BS: Array) -> Array:
 def centring(score_BS: Array, rank_BS: Array, valid_BS: Array) -> Array:
     """The mean over ordered pairs of (r_i + r_j)²: times a coefficient (.01), added to the loss.
 
-    (2312.09244, eq. 9.) Differences leave the level of the scores free; this pins it near 0. The
+    (2312.09244.) Differences leave the level of the scores free; this pins it near 0. The
     *sum* of the two is squared, as in the paper and in TRL, not each: two scores that are opposite
     cost nothing, however far apart.
 

@@ -66,7 +66,7 @@ def dpo(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) ->
 
 
 def dpo_averaged(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = −log σ(β·(r_w/|y_w| − r_l/|y_l|)): length-normalised DPO (Tulu 3, 2411.15124, eq. 6).
+    """ℓ = −log σ(β·(r_w/|y_w| − r_l/|y_l|)): length-normalised DPO (Tulu 3, 2411.15124, section 5).
 
     Args:
         logp_BS, logp_ref_BS, length_BS: as in the head of this file.
@@ -80,8 +80,8 @@ def cdpo(
 ) -> Array:
     """ℓ = −(1 − ε)·log σ(βh) − ε·log σ(−βh): labels that are wrong with probability ε.
 
-    (Mitchell 2023, "A note on DPO with noisy preferences", eq. 3.) Least at σ(βh) = 1 − ε, so the
-    margin stays finite. TRL's `sigmoid` ignores its label smoothing; OpenRLHF applies it, as here.
+    (Mitchell 2023, "A note on DPO with noisy preferences".) Least at σ(βh) = 1 − ε, so the margin
+    stays finite. TRL's `sigmoid` ignores its label smoothing; OpenRLHF applies it, as here.
 
     Args:
         logp_BS, logp_ref_BS, length_BS, beta: as in `dpo`.
@@ -94,7 +94,7 @@ def cdpo(
 def robust_dpo(
     logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float, smoothing: float
 ) -> Array:
-    """ℓ = (−(1 − ε)·log σ(βh) + ε·log σ(−βh)) / (1 − 2ε)   (2403.00409, eq. 12)
+    """ℓ = (−(1 − ε)·log σ(βh) + ε·log σ(−βh)) / (1 − 2ε)   (2403.00409, section 3.1)
 
     Its mean over labels flipped with probability ε is the loss on clean labels. May be negative.
 
@@ -108,7 +108,7 @@ def robust_dpo(
 
 
 def hinge(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = max(0, 1 − β·h): SLiC's hinge on DPO's margin (2309.06657, eq. 10, with γ = β).
+    """ℓ = max(0, 1 − β·h): SLiC's hinge on DPO's margin (2305.10425, section 2; 2309.06657).
 
     Args:
         logp_BS, logp_ref_BS, length_BS: as in the head of this file.
@@ -145,7 +145,7 @@ def exo(
 ) -> Array:
     """ℓ = KL(σ(βh) ‖ 1 − ε) = σ(βh)·log(σ(βh)/(1 − ε)) + σ(−βh)·log(σ(−βh)/ε)
 
-    (2402.00856, eq. 16 with two completions.) The reverse KL from the policy's preference to the
+    (2402.00856, section 3.2, two completions.) The reverse KL from the policy's preference to the
     label's, softened by ε: DPO is the forward one. It saturates: at h → −∞ the gradient is 0.
 
     Args:
@@ -160,7 +160,7 @@ def exo(
 def discopop(
     logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float, tau: float = 0.05
 ) -> Array:
-    """ℓ = (1 − m)·(−log σ(ρ)) + m·e^(−ρ), ρ = β·h, m = σ(ρ/τ)   (2406.08414, section 4, LRML)
+    """ℓ = (1 − m)·(−log σ(ρ)) + m·e^(−ρ), ρ = β·h, m = σ(ρ/τ)   (2406.08414, LRML)
 
     Not convex: dℓ/dρ is +.784264 at ρ = 0, so the first step from the reference *lowers* the
     margin, to a minimum at ρ = −.118570; beyond the maximum at +.072006 it falls again (τ = .05).
@@ -179,7 +179,7 @@ def discopop(
 def dpop(
     logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float, penalty: float
 ) -> Array:
-    """ℓ = −log σ(β·(h − λ·max(0, −r_w)))   (2402.13228, eq. 3)
+    """ℓ = −log σ(β·(h − λ·max(0, −r_w)))   (2402.13228, section 4)
 
     DPO can raise the margin while both sides fall; here the preferred one may not fall below the
     reference for free.

@@ -13,7 +13,7 @@ from rlhf_jax.losses.preference import log_ratio
 
 
 def nca(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = −log σ(β·r_w) − ½·log σ(−β·r_w) − ½·log σ(−β·r_l)   (2402.05369, eq. 12 for a pair)
+    """ℓ = −log σ(β·r_w) − ½·log σ(−β·r_w) − ½·log σ(−β·r_l)   (2402.05369, section 4.1, a pair)
 
     Least at r_w = ln 2/β: the preferred side is raised, but not without bound.
 
@@ -29,7 +29,7 @@ def nca(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) ->
 def bco(
     logp_BS: Array, logp_ref_BS: Array, length_BS: Array, shift_B: Array, *, beta: float
 ) -> Array:
-    """ℓ = −log σ(β·(r_w − δ)) − log σ(−β·(r_l − δ))   (2404.04656, eq. 9)
+    """ℓ = −log σ(β·(r_w − δ)) − log σ(−β·(r_l − δ))   (2404.04656, section 4)
 
     A classifier of good and bad responses whose logit is the reward, about the reward shift δ.
 
@@ -47,7 +47,7 @@ def bco(
 def reward_shift(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, weight_B: Array) -> Array:
     """δ = ½·(E[r_w] + E[r_l]) over the whole batch, nats, the same in every row.
 
-    (2404.04656, section 4.2, which keeps a moving average.) Ours is the mean of this batch under
+    (2404.04656, section 4, which keeps a moving average.) Ours is the mean of this batch under
     the policy that the gradient is taken at: not lagged, nothing to save or restore, and exact for
     every cut. TRL averages over all batches since the start, so its δ lags behind the policy.
 
@@ -60,7 +60,7 @@ def reward_shift(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, weight_B:
 
 
 def sppo_hard(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = (r_w − 1/(2β))² + (r_l + 1/(2β))²   (2405.00675, eq. 4.5 with hard labels, η = 1/β)
+    """ℓ = (r_w − 1/(2β))² + (r_l + 1/(2β))²   (2405.00675, section 3, hard labels, η = 1/β)
 
     Args:
         logp_BS, logp_ref_BS, length_BS: as in `losses.preference`; the reference is the policy of
@@ -72,7 +72,7 @@ def sppo_hard(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: flo
 
 
 def apo_zero(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = 1 − σ(β·r_w) + σ(β·r_l)   (2408.06266, eq. 5, plus 1 so that it is ≥ 0)
+    """ℓ = 1 − σ(β·r_w) + σ(β·r_l)   (2408.06266, section 4, plus 1: ≥ 0)
 
     Raises the preferred side and lowers the other: for a policy worse than its preferred data.
 
@@ -85,7 +85,7 @@ def apo_zero(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: floa
 
 
 def apo_down(logp_BS: Array, logp_ref_BS: Array, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = σ(β·r_w) + 1 − σ(β·(r_w − r_l))   (2408.06266, eq. 6, plus 1)
+    """ℓ = σ(β·r_w) + 1 − σ(β·(r_w − r_l))   (2408.06266, section 4, plus 1)
 
     Lowers both sides, the other one more: for a policy better than its preferred data.
 

@@ -42,7 +42,7 @@ def simpo(
 
 
 def cpo(logp_BS: Array, logp_ref_BS: None, length_BS: Array, *, beta: float) -> Array:
-    """ℓ = −log σ(β·(log π(y_w) − log π(y_l)))   (2401.08417, eq. 4, its preference term)
+    """ℓ = −log σ(β·(log π(y_w) − log π(y_l)))   (2401.08417, section 3, L_prefer)
 
     DPO with a uniform reference. The paper adds the NLL of the preferred side: see
     `algorithms.cpo`.
@@ -82,7 +82,7 @@ def _log1m_exp(x):
 def wpo_weight(logp_BS: Array, length_BS: Array) -> Array:
     """w = Π_sides exp(log π(y)/|y|), no gradient: pairs the policy would write weigh more.
 
-    (2406.11827, eq. 3, without the alignment that divides by the policy's own Σ_v π² a token.) Not
-    normalised over the batch, as in the paper.
+    (2406.11827, section 3, without the alignment that divides by the policy's own Σ_v π² a token.)
+    Not normalised over the batch, as in the paper.
     """
     return lax.stop_gradient(jnp.exp(jnp.sum(mean_logp(logp_BS, None, length_BS), axis=1)))

@@ -21,8 +21,8 @@ def aot(
 ) -> Array:
     """Σ_i −log σ(β·(u₍ᵢ₎ − v₍ᵢ₎)), u and v the sorted leads of policy and reference.
 
-    (2406.05882, eq. 6, paired data.) u = log π(y_w) − log π(y_l), v the same of the reference:
-    the whole distribution of leads is to dominate the reference's, no pair its own.
+    (2406.05882, section 3, paired data, logistic loss.) u = log π(y_w) − log π(y_l), v the same of
+    the reference: the distribution of leads is to dominate the reference's, no pair its own.
 
     Args:
         logp_BS, logp_ref_BS, length_BS: as in `losses.preference`.
@@ -45,8 +45,8 @@ def aot_unpaired(
 ) -> Array:
     """Σ_i −log σ(β·(u₍ᵢ₎ − v₍ᵢ₎)), u and v the sorted log-ratios of preferred and other sides.
 
-    (2406.05882, eq. 7, unpaired data.) Who shared a prompt with whom is not used. A row holds one
-    term of its preferred side and one of its other side: the value is half of their sum, since
+    (2406.05882, section 3, unpaired data.) Who shared a prompt with whom is not used. A row holds
+    one term of its preferred side and one of its other side: the value is half of their sum, since
     every term is counted by both its ends; the gradient is the whole of each.
 
     Args:

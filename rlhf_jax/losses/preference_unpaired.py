@@ -47,7 +47,7 @@ def mismatched_kl(
 ) -> Array:
     """z₀ = max(0, mean of log π(y'|x) − log π_ref(y'|x)), y' another row's completion.
 
-    (2402.01306, section 4.1.) The mean is of the whole batch, over micro-batches and devices alike;
+    (2402.01306, section 4.) The mean is of the whole batch, over micro-batches and devices alike;
     the clamp acts on the mean, since the KL it stands for is ≥ 0. Needs two rows or more.
     """
     return jnp.full(weight_B.shape, relu(jnp.sum(weight_B * other_ratio_B)))
@@ -56,7 +56,7 @@ def mismatched_kl(
 def bco_unpaired(
     logp_B: Array, logp_ref_B: Array, desirable_B: Array, shift_B: Array, *, beta: float
 ) -> Array:
-    """ℓ = −log σ(β·(r − δ)) if desirable, else −log σ(−β·(r − δ))   (2404.04656, eq. 9)
+    """ℓ = −log σ(β·(r − δ)) if desirable, else −log σ(−β·(r − δ))   (2404.04656, section 4)
 
     Args:
         logp_B, logp_ref_B, desirable_B: as in the head of this file.
@@ -70,7 +70,7 @@ def bco_unpaired(
 def class_shift(ratio_B: Array, other_ratio_B: None, desirable_B: Array, weight_B: Array) -> Array:
     """δ = ½·(mean of r over the desirable + mean over the undesirable), nats, of the whole batch.
 
-    (2404.04656, section 4.2.) Each class counts half, however many rows it has; TRL pools the rows.
+    (2404.04656, section 4.) Each class counts half, however many rows it has; TRL pools the rows.
     A class that the batch lacks is left out. Not lagged: see `preference_anchored.reward_shift`.
     """
     means, present = [], []
@@ -86,7 +86,7 @@ def class_shift(ratio_B: Array, other_ratio_B: None, desirable_B: Array, weight_
 def apo_zero_unpaired(
     logp_B: Array, logp_ref_B: Array, desirable_B: Array, *, beta: float
 ) -> Array:
-    """ℓ = 1 − σ(β·r) if desirable, else σ(β·r)   (2408.06266, eq. 5, a side at a time)
+    """ℓ = 1 − σ(β·r) if desirable, else σ(β·r)   (2408.06266, section 4, a side at a time)
 
     KTO with z₀ = 0: it needs no mismatched pairs, so a batch of one row will do.
 
