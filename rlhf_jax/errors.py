@@ -14,6 +14,10 @@ class ConfigError(ValueError):
     """Says what is wrong, where, and the nearest valid choice."""
 
 
+class ConfigWarning(UserWarning):
+    """A choice that runs, and that does not do what its name suggests: says what instead."""
+
+
 class Interrupted(RuntimeError):
     """Asked to stop (Ctrl-C), after the loop has saved: says where it stands and how to go on."""
 

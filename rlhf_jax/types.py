@@ -81,8 +81,9 @@ class Scored:
 
     `score_BC[b, c]` is reward function c's score times its weight; where `valid_BC` is False the
     function does not apply to the row and its score is ignored. `step_score_BT` holds process
-    rewards at the columns where `step_end_BT` is True. `baseline_B` is ReMax's greedy score,
-    repeated to rows.
+    rewards at the columns where `step_end_BT` is True; they are no part of `score_BC`.
+    `baseline_B` is ReMax's greedy score, repeated to rows. `entropy_BT` is the sampler's, of the
+    full softmax.
     """
 
     score_BC: Array
@@ -99,6 +100,7 @@ class Scored:
     step_end_BT: Array | None = None
     step_score_BT: Array | None = None
     baseline_B: Array | None = None
+    entropy_BT: Array | None = None
 
 
 @pytree

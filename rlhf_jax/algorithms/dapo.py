@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jax import Array
-
 from rlhf_jax.advantages import group_norm, mixed_group
 from rlhf_jax.algorithms.objective import PolicyObjective
+from rlhf_jax.algorithms.shaping import overlong_penalty
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean
 from rlhf_jax.losses.surrogate import clipped, token_ratio
-from rlhf_jax.ops.shaping import soft_overlong
-from rlhf_jax.types import Scored
-
-
-def overlong_penalty(
-    scored: Scored, score_B: Array, *, max_length: int, cache: int, floor: float = -1.0
-) -> Array:
-    """score + `soft_overlong`(number of counted tokens): a `shape_score` (eq. 13)."""
-    length_B = jnp.sum(scored.mask_BT, axis=1)
-    return score_B + soft_overlong(length_B, max_length=max_length, cache=cache, floor=floor)
 
 
 def dapo(
@@ -46,7 +34,7 @@ def dapo(
     Raises:
         ConfigError: only one of `max_length` and `cache` is given, or cache > max_length.
     """
-    shape_score = None
+    shape_score = ()
     if (max_length is None) != (cache is None):
         raise ConfigError(
             f"dapo(max_length={max_length}, cache={cache}): the over-length penalty needs both"
@@ -54,7 +42,7 @@ def dapo(
     if max_length is not None:
         if cache > max_length:
             raise ConfigError(f"dapo(cache={cache}) is above max_length={max_length}")
-        shape_score = bind(overlong_penalty, max_length=max_length, cache=cache)
+        shape_score = (bind(overlong_penalty, max_length=max_length, cache=cache),)
     return PolicyObjective(
         advantage=bind(group_norm, ddof=ddof, eps=eps),
         ratio=bind(token_ratio),

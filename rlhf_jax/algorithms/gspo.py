@@ -15,7 +15,8 @@ def gspo(
     """J = E[1/G Σ_i min(s_i Â_i, clip(s_i, 1 − ε_low, 1 + ε_high) Â_i)],  s_i = (Π_t r_t)^{1/|y_i|}
 
     (Eqs. 5–7.) The ratio is the geometric mean over the response, so its deviations are smaller
-    by the length and so are the clip widths, 3e-4 and 4e-4 (section 5.1). No KL.
+    by the length and so are the clip widths, 3e-4 and 4e-4 (section 5.1). No KL. GSPO-token
+    (eqs. 13, 14) is the same record with an advantage that varies by token.
 
     Args:
         low, high: clip widths ≥ 0.

@@ -61,12 +61,18 @@ def score_metrics(
 
 
 def label_metrics(
-    scored: Scored, reward_BT: Array, return_BT: Array | None, correction_BT: Array | None
+    scored: Scored,
+    reward_BT: Array,
+    return_BT: Array | None,
+    correction_BT: Array | None,
+    final_BT: Array,
 ) -> dict[str, Array]:
     """What the labels look like, over the rows and tokens that were kept.
 
     `reward` is a row's sum after shaping and KL; `kl_response` the mean over rows of the summed
-    k1, nats per response; `sampler_gap` the mean |log π_old − log π| of trainer and sampler.
+    k1, nats per response; `sampler_gap` the mean |log π_old − log π| of trainer and sampler;
+    `unused` the fraction of tokens that corrections and selections weigh 0 or dropped from the
+    final mask.
     """
     mask_BT = scored.mask_BT
     row_B = jnp.any(mask_BT, axis=1)
@@ -80,8 +86,11 @@ def label_metrics(
         metrics["sampler_gap"] = masked_mean(gap_BT, mask_BT & ~jnp.isnan(gap_BT))
     if correction_BT is not None:
         metrics["correction"] = masked_mean(correction_BT, mask_BT)
-        lost_BT = mask_BT & jnp.isnan(scored.logp_sampler_BT)
-        metrics["sampler_nan"] = jnp.sum(lost_BT) / masked_count(mask_BT)
+        used_BT = final_BT & (correction_BT > 0)
+        metrics["unused"] = masked_mean((~used_BT).astype(jnp.float32), mask_BT)
+        if scored.logp_sampler_BT is not None:
+            lost_BT = mask_BT & jnp.isnan(scored.logp_sampler_BT)
+            metrics["sampler_nan"] = jnp.sum(lost_BT) / masked_count(mask_BT)
     if return_BT is not None:
         # 1 − Var[R − V]/Var[R]: how much of the targets the critic already knows
         spread = masked_var(return_BT, mask_BT)

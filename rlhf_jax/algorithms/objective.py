@@ -12,19 +12,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlhf_jax.advantages import (
+    GREEDY_BASELINES,
     GROUP_BASELINES,
-    VALUE_BASELINES,
-    gae_continued,
+    STEP_BASELINES,
     mixed_group,
-    reward_to_go,
     scored_rows,
 )
+from rlhf_jax.algorithms.checks import check_batch, check_parts, check_scored
 from rlhf_jax.algorithms.measures import label_metrics, sampled_logp, score_metrics, token_metrics
 from rlhf_jax.algorithms.ranges import check_numbers
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
-from rlhf_jax.losses.kl import KL, k1
+from rlhf_jax.losses.kl import KL, kl_tokens
 from rlhf_jax.losses.surrogate import clipped, token_ratio
 from rlhf_jax.losses.value import ValueTerm
 from rlhf_jax.ops.masked import masked_sum
@@ -42,19 +41,25 @@ class PolicyObjective:
     ratio: (logp_BT, logp_old_BT, mask_BT) -> ratio_BT
     surrogate: (logp_BT, logp_old_BT, ratio_BT, advantage_BT, mask_BT) -> loss_BT
     aggregate: (mask_BT, group_B) -> weight_BT
-    reward_kl: charged to the token reward, before the advantage
-    loss_kl: added to the token loss; k1 is refused, its expected gradient there is 0
+    reward_kl: charged to the token reward, before the advantage; k1 (others warn)
+    loss_kl: added to the token loss; k2 or k3 (k1 warns: its expected gradient there is 0)
     entropy: coefficient of the entropy bonus, added to the token objective
     correction: (logp_old_BT, logp_sampler_BT, mask_BT) -> (weight_BT, mask_BT)
-    shape_score: (scored, score_B) -> score_B, e.g. an over-length penalty
+    select: each (scored) -> (weight_BT, mask_BT), which tokens teach, e.g. none of a cut row's
+    shape_score: each (scored, score_B) -> score_B, in order, e.g. an over-length penalty
+    whiten_reward: (reward_BT, mask_BT) -> reward_BT, after shaping and KL, before the advantage
     keep_group: (score_B, group_B, valid_B) -> keep_B, judged on the score before shaping
     value: the critic's loss; None means that no critic is built
 
-    A plain module-level function is wrapped by `bind`.
+    A plain module-level function is wrapped by `bind`, and a single one by a tuple where several
+    may stand.
 
     Raises:
         ConfigError: a number that is not finite or outside its range, or parts that contradict
             each other.
+
+    Warns:
+        ConfigWarning: a KL estimator stands where its gradient is not that of a KL.
     """
 
     advantage: Bound
@@ -66,18 +71,23 @@ class PolicyObjective:
     loss_kl: KL | None = None
     entropy: float | None = None
     correction: Bound | None = None
-    shape_score: Bound | None = None
+    select: tuple[Bound, ...] = ()
+    shape_score: tuple[Bound, ...] = ()
+    whiten_reward: Bound | None = None
     keep_group: Bound | None = None
     value: ValueTerm | None = None
 
     def __post_init__(self):
         for name in self.__dataclass_fields__:
             part = getattr(self, name)
-            if callable(part) and not isinstance(part, Bound):
-                part = bind(part)
-                object.__setattr__(self, name, part)
+            if name in ("select", "shape_score"):
+                part = tuple(map(_bound, part)) if isinstance(part, tuple) else _bound(part)
+                part = (part,) if isinstance(part, Bound) else part
+            else:
+                part = _bound(part)
+            object.__setattr__(self, name, part)
             check_numbers(name, part)
-        _check_parts(self)
+        check_parts(self)
 
     @property
     def needs_reference(self) -> bool:
@@ -96,34 +106,23 @@ class PolicyObjective:
         return in_advantage or self.keep_group is not None
 
     @property
+    def needs_greedy(self) -> bool:
+        """A greedy response a prompt must be drawn and scored: `Scored.baseline_B` (ReMax)."""
+        return isinstance(self.advantage, Bound) and self.advantage.fn in GREEDY_BASELINES
+
+    @property
+    def needs_steps(self) -> bool:
+        """Step rewards must be there: `Scored.step_score_BT` and `step_end_BT`."""
+        return isinstance(self.advantage, Bound) and self.advantage.fn in STEP_BASELINES
+
+    @property
     def needs_old(self) -> bool:
         """The trainer's own log-probs of the sampled tokens are compared with the sampler's."""
         return self.correction is not None
 
 
-def _check_parts(objective):
-    loss_kl, value, advantage = objective.loss_kl, objective.value, objective.advantage
-    if isinstance(loss_kl, KL):
-        if isinstance(loss_kl.estimator, Bound) and loss_kl.estimator.fn is k1:
-            raise ConfigError(
-                "loss_kl=k1 does nothing: its expected gradient is 0; use k2 or k3 in the loss, "
-                "or put k1 in the reward (reward_kl)"
-            )
-        if loss_kl.controller is not None:
-            raise ConfigError(
-                "loss_kl takes no controller; adapt the coefficient of reward_kl instead"
-            )
-    if not isinstance(advantage, Bound):
-        return
-    reads_values = advantage.fn in VALUE_BASELINES
-    if reads_values and value is None:
-        raise ConfigError(f"advantage={advantage} reads a critic; give value=ValueTerm(...)")
-    if value is not None and (advantage.fn in GROUP_BASELINES or advantage.fn is reward_to_go):
-        raise ConfigError(
-            f"value is set, but advantage={advantage} reads no critic; use gae, or value=None"
-        )
-    if isinstance(value, ValueTerm) and value.lam is not None and not reads_values:
-        raise ConfigError(f"value.lam is set, but advantage={advantage} has no λ to replace")
+def _bound(part):
+    return bind(part) if callable(part) and not isinstance(part, Bound) else part
 
 
 @pytree
@@ -154,12 +153,14 @@ def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
        enters no baseline, no denominator and no loss.
     2. `keep_group` judges that score, before shaping, and empties the mask of the rows it drops.
        The fraction of groups whose scores are all equal is reported either way.
-    3. `shape_score` adds its penalty; the result lands on the last counted token; `reward_kl` is
-       charged at every counted token, on the log-probs of the policy that sampled (`logp_old_BT`,
-       or the sampler's own `logp_full_BT` where the trainer has not scored).
+    3. `shape_score` is applied in order; the result lands on the last counted token, step rewards
+       on theirs; `reward_kl` is charged at every counted token, on the log-probs of the policy that
+       sampled (`logp_old_BT`, or the sampler's own `logp_full_BT` where the trainer has not
+       scored). Then `whiten_reward`.
     4. `advantage`, then `whiten` over all counted tokens of the batch.
     5. Critic targets: V + Â before whitening, with λ = `value.lam` if given, else the advantage's.
-    6. `correction` weighs tokens by the sampler–trainer gap, and may mask them.
+    6. `correction` weighs tokens by the sampler–trainer gap, and `select` by what they are; either
+       may mask them. Weights multiply.
 
     Args:
         objective: the algorithm.
@@ -168,7 +169,7 @@ def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
     Raises:
         ConfigError: `scored` lacks what a part of the objective reads.
     """
-    _check_scored(objective, scored)
+    check_scored(objective, scored)
     score_B, rows_B = total_score(scored), scored_rows(scored)
     mixed_B = mixed_group(score_B, scored.group_B, rows_B)
     keep_B = rows_B
@@ -176,25 +177,17 @@ def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
         keep_B = keep_B & objective.keep_group(score_B, scored.group_B, rows_B)
     kept = replace(scored, mask_BT=scored.mask_BT & keep_B[:, None])
 
-    shaped_B = score_B
-    if objective.shape_score is not None:
-        shaped_B = objective.shape_score(scored, score_B)
-    reward_BT = place_at_last(shaped_B, kept.mask_BT)
-    if objective.reward_kl is not None:
-        kl_BT = objective.reward_kl.estimator(sampled_logp(kept), kept.logp_ref_BT)
-        reward_BT = subtract_kl(reward_BT, kl_BT, objective.reward_kl.coef, kept.mask_BT)
-
-    advantage_BT = jnp.where(kept.mask_BT, objective.advantage(kept, reward_BT), 0)
-    return_BT = _returns(objective, kept, reward_BT, advantage_BT)
+    reward_BT = _rewards(objective, kept, score_B)
+    seen_BT = reward_BT
+    if objective.whiten_reward is not None:
+        seen_BT = objective.whiten_reward(reward_BT, kept.mask_BT)
+    advantage_BT = jnp.where(kept.mask_BT, objective.advantage(kept, seen_BT), 0)
+    return_BT = _returns(objective, kept, seen_BT, advantage_BT)
     if objective.whiten is not None:
         advantage_BT = objective.whiten(advantage_BT, kept.mask_BT)
-    correction_BT, mask_BT = None, kept.mask_BT
-    if objective.correction is not None:
-        correction_BT, mask_BT = objective.correction(
-            kept.logp_old_BT, kept.logp_sampler_BT, mask_BT
-        )
+    correction_BT, mask_BT = _settle(objective, kept)
     metrics = score_metrics(scored, score_B, rows_B, mixed_B, keep_B)
-    metrics |= label_metrics(kept, reward_BT, return_BT, correction_BT)
+    metrics |= label_metrics(kept, reward_BT, return_BT, correction_BT, mask_BT)
     labels = Estimate(
         advantage_BT=advantage_BT,
         mask_BT=mask_BT,
@@ -205,20 +198,29 @@ def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
     return lax.stop_gradient(labels)
 
 
-def _check_scored(objective, scored):
-    wanted = {
-        "logp_ref_BT": ("reward_kl", objective.reward_kl),
-        "value_BT": ("value", objective.value),
-        "logp_old_BT": ("correction", objective.correction),
-        "logp_sampler_BT": ("correction", objective.correction),
-    }
-    for field, (part, setting) in wanted.items():
-        if setting is not None and getattr(scored, field) is None:
-            raise ConfigError(f"{part} reads Scored.{field}, which is None")
-    if objective.advantage.fn is gae_continued and scored.last_value_B is None:
-        raise ConfigError("advantage=gae_continued reads Scored.last_value_B, which is None")
-    if objective.reward_kl is not None and sampled_logp(scored) is None:
-        raise ConfigError("reward_kl reads Scored.logp_old_BT or .logp_full_BT; both are None")
+def _rewards(objective, kept, score_B):
+    """Token rewards: shaped score and step scores placed, KL charged."""
+    for shape in objective.shape_score:
+        score_B = shape(kept, score_B)
+    reward_BT = place_at_last(score_B, kept.mask_BT)
+    if kept.step_end_BT is not None:
+        step_BT = kept.step_end_BT & kept.mask_BT
+        reward_BT = reward_BT + jnp.where(step_BT, kept.step_score_BT, 0)
+    if objective.reward_kl is not None:
+        kl_BT = objective.reward_kl.estimator(sampled_logp(kept), kept.logp_ref_BT)
+        reward_BT = subtract_kl(reward_BT, kl_BT, objective.reward_kl.coef, kept.mask_BT)
+    return reward_BT
+
+
+def _settle(objective, kept):
+    """(weight_BT or None, the final mask): correction and selections together."""
+    weight_BT, mask_BT = None, kept.mask_BT
+    if objective.correction is not None:
+        weight_BT, mask_BT = objective.correction(kept.logp_old_BT, kept.logp_sampler_BT, mask_BT)
+    for select in objective.select:
+        more_BT, mask_BT = select(replace(kept, mask_BT=mask_BT))
+        weight_BT = more_BT if weight_BT is None else weight_BT * more_BT
+    return weight_BT, mask_BT
 
 
 def _returns(objective, scored, reward_BT, advantage_BT):
@@ -240,9 +242,9 @@ def policy_loss(
 ) -> tuple[Array, dict]:
     """This micro-batch's part of the loss: Σ_bt w_bt·(c_bt·ℓ_bt + β·kl_bt − η·H_bt + κ·v_bt).
 
-    ℓ the surrogate, c the sampler–trainer weight (on the surrogate alone), kl the `loss_kl`
-    estimate, H the entropy, v the critic's loss. `weight_BT` was taken once from the whole batch,
-    so the losses and gradients of micro-batches are added, never averaged.
+    ℓ the surrogate, c the weight of corrections and selections (on the surrogate alone), kl the
+    `loss_kl` estimate, H the entropy, v the critic's loss. `weight_BT` was taken once from the
+    whole batch, so the losses and gradients of micro-batches are added, never averaged.
 
     Metrics add the same way, with `ops.totals.add_metrics`, and are read with `metric_values`:
     a `Share` ("loss", "policy_loss", "kl_loss", "value_loss") is a part of the whole batch's
@@ -260,7 +262,7 @@ def policy_loss(
     Raises:
         ConfigError: something that the objective reads is None.
     """
-    _check_batch(objective, batch, entropy_BT, value_BT)
+    check_batch(objective, batch, entropy_BT, value_BT)
     mask_BT = batch.mask_BT
     logp_BT = jnp.where(mask_BT, logp_BT.astype(jnp.float32), 0)
     old_BT = lax.stop_gradient(logp_BT)
@@ -273,7 +275,8 @@ def policy_loss(
     policy = loss = weighted_sum(loss_BT, weight_BT)
     metrics = {"policy_loss": Share(part=policy)}
     if objective.loss_kl is not None:
-        kl_BT = objective.loss_kl.estimator(logp_BT, jnp.where(mask_BT, batch.logp_ref_BT, 0))
+        ref_BT = jnp.where(mask_BT, batch.logp_ref_BT, 0)
+        kl_BT = kl_tokens(objective.loss_kl, logp_BT, old_BT, ref_BT, mask_BT)
         penalty = objective.loss_kl.coef * weighted_sum(kl_BT, weight_BT)
         loss, metrics["kl_loss"] = loss + penalty, Share(part=penalty)
     if objective.entropy is not None:
@@ -286,16 +289,3 @@ def policy_loss(
     metrics["loss"] = Share(part=loss)
     metrics |= token_metrics(objective, logp_BT, old_BT, ratio_BT, batch, entropy_BT)
     return loss, lax.stop_gradient(metrics)
-
-
-def _check_batch(objective, batch, entropy_BT, value_BT):
-    wanted = [
-        ("loss_kl", objective.loss_kl, "batch.logp_ref_BT", batch.logp_ref_BT),
-        ("entropy", objective.entropy, "entropy_BT", entropy_BT),
-        ("value", objective.value, "value_BT", value_BT),
-        ("value", objective.value, "batch.return_BT", batch.return_BT),
-        ("value", objective.value, "batch.value_old_BT", batch.value_old_BT),
-    ]
-    for part, setting, field, array in wanted:
-        if setting is not None and array is None:
-            raise ConfigError(f"{part} reads {field}, which is None")

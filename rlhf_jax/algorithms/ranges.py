@@ -15,7 +15,10 @@ _FLIPPED = {"low": 0.0, "high": 0.5, "open_high": True}
 RANGES = {
     **dict.fromkeys(("gamma", "lam", "ddof"), _UNIT),
     **dict.fromkeys(("low", "high", "clip", "eps", "cache"), _NOT_NEGATIVE),
-    **dict.fromkeys(("target", "horizon"), _POSITIVE),
+    **dict.fromkeys(("target", "horizon", "most", "limit", "gain", "alpha"), _POSITIVE),
+    **dict.fromkeys(("tau_positive", "tau_negative"), _POSITIVE),
+    **dict.fromkeys(("least", "share"), _UNIT),
+    "threshold": _NOT_NEGATIVE,
     "cap": {"low": 1.0},
     **dict.fromkeys(("length", "max_length", "batch"), _COUNT),
     "floor": {"high": 0.0},

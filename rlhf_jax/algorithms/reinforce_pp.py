@@ -16,7 +16,9 @@ def reinforce_pp(
 ) -> PolicyObjective:
     """Â_t = Σ_{s≥t} γ^{s−t}(r_s − β k1_s), then (Â − mean)/std over all tokens of the batch.
 
-    (Section 3; token-level clip, token mean.) β = .01 is OpenRLHF's default.
+    (Section 3; token-level clip, token mean.) The mean and deviation are the population's, over
+    the counted tokens of the whole rollout, with 1e-8 in the variance. β = .01 is OpenRLHF's
+    default.
 
     Args:
         kl_coef: β ≥ 0 in the reward; None builds no reference.

@@ -10,7 +10,12 @@ With r = π_ref/π and tokens drawn from π (Schulman 2020, "Approximating KL di
     k2 = ½(log r)²   slightly biased   ∇KL(π ‖ π_ref)              wrong
     k3 = r − 1 − log r   unbiased, ≥ 0     ∇KL(π_ref ‖ π)          wrong, even in sign
 
-So put k1 in the reward, k2 or k3 in the loss. A right value does not make a right gradient.
+So put k1 in the reward, k2 or k3 in the loss. A right value does not make a right gradient;
+`with_gradient` joins the value of one to the gradient of another. Tokens drawn from an older
+policy bias all of them; `KL.ratio` multiplies by π/π_old, and since the gradient flows through
+that ratio too, k1 and k3 then have the true gradient of KL(π ‖ π_ref) in the loss.
+
+Unbiased is not low in variance: where π is much more peaked than π_ref, k3 varies more than k1.
 A mean of k1 below 0 over a large batch means that the tokens were not drawn from π (top-k,
 greedy): none of these estimates is then a KL.
 """
@@ -18,7 +23,7 @@ greedy): none of these estimates is then a KL.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from rlhf_jax.bind import Bound, bind
 from rlhf_jax.errors import ConfigError, check_number
@@ -54,6 +59,21 @@ def k3(logp_BT: Array, logp_ref_BT: Array) -> Array:
     return jnp.expm1(log_r_BT) - log_r_BT
 
 
+def with_gradient(logp_BT: Array, logp_ref_BT: Array, *, value, gradient) -> Array:
+    """value(·) in value, gradient(·) in gradient: gradient + sg[value − gradient].
+
+    k3 is a good number to read and k2 has the right gradient: `bind(with_gradient, value=k3,
+    gradient=k2)`.
+
+    Args:
+        logp_BT, logp_ref_BT: as in `k1`.
+        value, gradient: estimators.
+    """
+    shown_BT, taught_BT = value(logp_BT, logp_ref_BT), gradient(logp_BT, logp_ref_BT)
+    # not taught + sg[shown − taught]: that would round the value
+    return lax.stop_gradient(shown_BT) + (taught_BT - lax.stop_gradient(taught_BT))
+
+
 _MOST = 0.2  # of the relative error that one call of the controller acts on
 
 
@@ -76,10 +96,10 @@ def adaptive_coef(coef: Array, kl: Array, *, target: float, horizon: float, batc
 
 @pytree
 class KL:
-    """A KL penalty: an estimator, its coefficient β ≥ 0, and None or what adapts β.
+    """A KL penalty: an estimator, its coefficient β ≥ 0, None or what adapts β, None or a ratio.
 
     `controller(coef, kl) -> coef` is called once a rollout by whoever holds the coefficient in
-    the train state.
+    the train state. `ratio(logp_BT, logp_old_BT, mask_BT)` multiplies the estimate, in the loss.
 
     Raises:
         ConfigError: the coefficient is negative or not finite, or one call of `adaptive_coef`
@@ -92,9 +112,11 @@ class KL:
     """β ≥ 0."""
     controller: Bound | None = None
     """What adapts β; None: it is fixed."""
+    ratio: Bound | None = None
+    """Importance ratio that multiplies the estimate (`token_ratio`); None: 1."""
 
     def __post_init__(self):
-        for name in ("estimator", "controller"):
+        for name in ("estimator", "controller", "ratio"):
             fn = getattr(self, name)
             if callable(fn) and not isinstance(fn, Bound):
                 object.__setattr__(self, name, bind(fn))
@@ -106,3 +128,45 @@ class KL:
         concrete = isinstance(horizon, (int, float)) and isinstance(batch, int)
         if concrete and 0 < horizon <= _MOST * batch:
             raise ConfigError(f"controller.horizon={horizon} must be above {_MOST} x batch={batch}")
+
+
+def kl_tokens(
+    kl: KL, logp_BT: Array, logp_old_BT: Array, logp_ref_BT: Array, mask_BT: Array
+) -> Array:
+    """r_t·k_t at every counted token, r the `KL.ratio` (1 where it is None).
+
+    With a ratio the mean over tokens of π_old is that over tokens of π, and its gradient
+    E_old[r·(k + ∂k/∂log π)·∇log π] is ∇KL(π ‖ π_ref) for k1 and for k3.
+
+    Args:
+        kl: the penalty.
+        logp_BT, logp_old_BT, logp_ref_BT: [B, T] ≤ 0; no gradient in the last two.
+        mask_BT: [B, T] bool.
+    """
+    kl_BT = kl.estimator(logp_BT, logp_ref_BT)
+    return kl_BT if kl.ratio is None else kl_BT * kl.ratio(logp_BT, logp_old_BT, mask_BT)
+
+
+def placement_advice(kl: KL, place: str) -> str | None:
+    """What is wrong with this estimator in the "loss" or the "reward"; None where nothing is.
+
+    Only a penalty whose coefficient is a plain number is judged: what jax rebuilds with traced
+    coefficients was judged when it was written.
+    """
+    if not isinstance(kl, KL) or not isinstance(kl.coef, (int, float)):
+        return None
+    part = "gradient" if place == "loss" else "value"
+    fn = kl.estimator
+    while isinstance(fn, Bound):
+        fn = fn.kw[part] if fn.fn is with_gradient else fn.fn
+    if place == "loss" and fn is k1 and kl.ratio is None:
+        return (
+            "loss_kl=k1 pulls nowhere: its expected gradient is 0; use k2 or k3, or "
+            "KL(ratio=bind(token_ratio)), or put k1 in the reward (reward_kl)"
+        )
+    if place == "reward" and fn in (k2, k3):
+        return (
+            f"reward_kl={fn.__name__} has not the gradient of a KL (k3's may even point the other "
+            "way); use k1 in the reward, or put this estimator in the loss (loss_kl)"
+        )
+    return None

@@ -41,14 +41,14 @@ def geometric_ratio(logp_BT: Array, logp_old_BT: Array, mask_BT: Array) -> Array
     """s_i = exp((1/|y_i|) Σ_t log r_t), the same value at every token of the row.
 
     (2507.18071, eq. 7.) Token t's entry has gradient s_i with respect to its own log-prob and 0
-    with respect to the others' (eq. 14, GSPO-token). Summed over a row whose advantage and weight
-    are constant this is the gradient of the sequence objective, eq. 5, and it stays right when
-    the advantage varies by token.
+    with respect to the others': it is GSPO-token, sg[s_i]·π(y_t)/sg[π(y_t)] (eq. 14). Summed over
+    a row whose advantage and weight are constant this is the gradient of the sequence objective,
+    eq. 5, in value and gradient; where the advantage varies by token it is the token form.
 
     Args: as in `token_ratio`.
     """
     delta_BT = log_ratio(logp_BT, logp_old_BT, mask_BT)
-    return _row_ratio(delta_BT, masked_mean(delta_BT, mask_BT, axis=1), mask_BT)
+    return row_ratio(delta_BT, masked_mean(delta_BT, mask_BT, axis=1), mask_BT)
 
 
 def product_ratio(logp_BT: Array, logp_old_BT: Array, mask_BT: Array) -> Array:
@@ -61,10 +61,11 @@ def product_ratio(logp_BT: Array, logp_old_BT: Array, mask_BT: Array) -> Array:
     Args: as in `token_ratio`.
     """
     delta_BT = log_ratio(logp_BT, logp_old_BT, mask_BT)
-    return _row_ratio(delta_BT, masked_sum(delta_BT, mask_BT, axis=1), mask_BT)
+    return row_ratio(delta_BT, masked_sum(delta_BT, mask_BT, axis=1), mask_BT)
 
 
-def _row_ratio(delta_BT, log_ratio_B, mask_BT):
+def row_ratio(delta_BT: Array, log_ratio_B: Array, mask_BT: Array) -> Array:
+    """exp(log_ratio_i) at every token of row i, with the gradient of the token's own `delta_BT`."""
     own_BT = delta_BT - lax.stop_gradient(delta_BT)  # value 0, gradient 1
     row_BT = lax.stop_gradient(log_ratio_B)[:, None] + own_BT
     return _exp(jnp.where(mask_BT, row_BT, 0))
@@ -87,7 +88,7 @@ def unclipped(
         advantage_BT: [B, T], no gradient.
         mask_BT: [B, T] bool.
     """
-    ratio_BT, advantage_BT = _clean(ratio_BT, advantage_BT, mask_BT)
+    ratio_BT, advantage_BT = clean(ratio_BT, advantage_BT, mask_BT)
     return -ratio_BT * advantage_BT
 
 
@@ -112,7 +113,7 @@ def clipped(
         low: ε_low ≥ 0.
         high: ε_high ≥ 0.
     """
-    ratio_BT, advantage_BT = _clean(ratio_BT, advantage_BT, mask_BT)
+    ratio_BT, advantage_BT = clean(ratio_BT, advantage_BT, mask_BT)
     bounded_BT = jnp.where(
         advantage_BT > 0,
         jnp.where(ratio_BT > 1 + high, 1 + high, ratio_BT),
@@ -136,18 +137,21 @@ def dual_clipped(
 
     −max(min(r·Â, clip(r, 1 − ε_low, 1 + ε_high)·Â), c·Â) where Â < 0   (1912.09729, eq. 5, c = 3)
 
-    For Â < 0 the plain objective is unbounded in r; past c the gradient is 0.
+    For Â < 0 the plain objective is unbounded in r, and so is its gradient: a clip takes an
+    incentive away, it bounds no ratio. Past c the gradient is 0. The two-sided cap of INTELLECT-2,
+    −min(min(r, δ)·Â, clip(r, 1 ± ε)·Â) (2505.07291, section 3.4), is this loss with c = δ: for
+    Â > 0 a δ above 1 + ε_high never acts, for Â < 0 both bound r by δ.
 
     Args:
         logp_BT, logp_old_BT, ratio_BT, advantage_BT, mask_BT, low, high: as in `clipped`.
         cap: c ≥ 1, above 1 + ε_high.
     """
-    ratio_BT, advantage_BT = _clean(ratio_BT, advantage_BT, mask_BT)
+    ratio_BT, advantage_BT = clean(ratio_BT, advantage_BT, mask_BT)
     capped_BT = jnp.where((advantage_BT < 0) & (ratio_BT > cap), cap, ratio_BT)
     return clipped(logp_BT, logp_old_BT, capped_BT, advantage_BT, mask_BT, low=low, high=high)
 
 
-def _clean(ratio_BT, advantage_BT, mask_BT):
+def clean(ratio_BT: Array, advantage_BT: Array, mask_BT: Array) -> tuple[Array, Array]:
     """Select before multiplying: 0·NaN in the padding is NaN in the gradient."""
     chex.assert_equal_shape([ratio_BT, advantage_BT, mask_BT])
     return jnp.where(mask_BT, ratio_BT, 1), jnp.where(mask_BT, advantage_BT, 0)

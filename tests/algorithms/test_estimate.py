@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from reference import MASK_BT, sample_scored
 
 from rlhf_jax.advantages import gae, group_norm, mixed_group, reward_to_go
-from rlhf_jax.algorithms.dapo import dapo, overlong_penalty
+from rlhf_jax.algorithms.dapo import dapo
 from rlhf_jax.algorithms.dr_grpo import dr_grpo
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.gspo import gspo
@@ -16,6 +16,7 @@ from rlhf_jax.algorithms.objective import PolicyObjective, estimate, total_score
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlhf_jax.algorithms.rloo import rloo
+from rlhf_jax.algorithms.shaping import overlong_penalty
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.correction import truncated_importance

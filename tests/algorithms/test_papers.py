@@ -7,7 +7,7 @@ import pytest
 from reference import GROUP_B, MASK_BT, numeric_gradient, rows_of, sample_batch
 
 from rlhf_jax.advantages import group_centre, group_norm, mixed_group, reward_to_go
-from rlhf_jax.algorithms.dapo import dapo, overlong_penalty
+from rlhf_jax.algorithms.dapo import dapo
 from rlhf_jax.algorithms.dr_grpo import dr_grpo
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.gspo import gspo
@@ -15,6 +15,7 @@ from rlhf_jax.algorithms.objective import PolicyObjective, estimate, policy_loss
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlhf_jax.algorithms.rloo import rloo
+from rlhf_jax.algorithms.shaping import overlong_penalty
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import constant_length, sequence_mean, sequence_sum, token_mean
@@ -89,7 +90,7 @@ def test_dapo():
     objective = dapo(max_length=20480, cache=4096)
     assert objective.surrogate == bind(clipped, low=0.2, high=0.28)
     assert objective.keep_group == bind(mixed_group)
-    assert objective.shape_score == bind(overlong_penalty, max_length=20480, cache=4096)
+    assert objective.shape_score == (bind(overlong_penalty, max_length=20480, cache=4096),)
     with pytest.raises(ConfigError, match="both"):
         dapo(max_length=20480)
     with pytest.raises(ConfigError, match="cache"):
