@@ -2,67 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rlhf_jax.data.frontier import Frontier
 from rlhf_jax.loops.common import step_key
+from rlhf_jax.loops.process import step_columns
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.parallel.multihost import to_host
-from rlhf_jax.rewards.compose import reward_names, score_completions
+from rlhf_jax.rewards.compose import reward_names, score_completions, score_steps
 from rlhf_jax.types import PolicyBatch, Prompts, Rollout, replace, take_rows
 
 
 class Judged(NamedTuple):
-    """Texts and scores of a rollout, row by row, on the host."""
+    """Texts and scores of a rollout, row by row, on the host. What a run does not use is None.
+
+    `watch_BC` are scores that are reported and not trained on. `baseline_B` is the score of the
+    prompt's greedy answer; `step_end_BT` and `step_score_BT` are process rewards (see `Scored`).
+    """
 
     prompts: list[str]
     completions: list[str]
     score_BC: np.ndarray
     valid_BC: np.ndarray
+    watch_BC: np.ndarray | None = None
+    watch_valid_BC: np.ndarray | None = None
+    baseline_B: np.ndarray | None = None
+    step_end_BT: np.ndarray | None = None
+    step_score_BT: np.ndarray | None = None
+
+    @property
+    def total_B(self) -> np.ndarray:
+        """Σ over the functions that apply to a row; 0 where none does."""
+        return np.where(self.valid_BC, self.score_BC, 0).sum(axis=1)
 
     def take(self, rows: np.ndarray) -> Judged:
-        prompts, completions = ([column[b] for b in rows] for column in self[:2])
-        return Judged(prompts, completions, self.score_BC[rows], self.valid_BC[rows])
+        def column(x):
+            return [x[b] for b in rows] if isinstance(x, list) else None if x is None else x[rows]
+
+        return Judged(*map(column, self))
 
     @classmethod
-    def join(cls, parts: list[Judged]) -> Judged:
-        prompts, completions, scores, valids = zip(*parts, strict=True)
-        return cls(
-            list(chain.from_iterable(prompts)),
-            list(chain.from_iterable(completions)),
-            np.concatenate(scores),
-            np.concatenate(valids),
-        )
+    def join(cls, parts: Sequence[Judged]) -> Judged:
+        def column(xs):
+            if isinstance(xs[0], list):
+                return list(chain.from_iterable(xs))
+            return None if xs[0] is None else np.concatenate(xs)
 
-    def records(self, rewards) -> list[dict[str, Any]]:
+        return cls(*map(column, zip(*parts, strict=True)))
+
+    def scores(self) -> dict[str, np.ndarray]:
+        """The fields of `Scored` that come from reward functions."""
+        fields = ("score_BC", "valid_BC", "baseline_B", "step_end_BT", "step_score_BT")
+        return {name: x for name in fields if (x := getattr(self, name)) is not None}
+
+    def table(self, rewards, watch=()) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Scores, where they apply, and a name for each column: trained on, then watched."""
+        names = reward_names([*rewards, *watch])
+        if self.watch_BC is None:
+            return self.score_BC, self.valid_BC, names
+        score_BC = np.concatenate([self.score_BC, self.watch_BC], axis=1)
+        return score_BC, np.concatenate([self.valid_BC, self.watch_valid_BC], axis=1), names
+
+    def records(self, rewards, watch=()) -> list[dict[str, Any]]:
         """One dict a row, as samples.jsonl holds them; a score that does not apply is None."""
+        score_BC, valid_BC, names = self.table(rewards, watch)
+        texts = zip(self.prompts, self.completions, strict=True)
         return [
             {
                 "prompt": prompt,
                 "completion": completion,
                 **{
                     name: float(score) if valid else None
-                    for name, score, valid in zip(
-                        reward_names(rewards), self.score_BC[b], self.valid_BC[b], strict=True
-                    )
+                    for name, score, valid in zip(names, score_BC[b], valid_BC[b], strict=True)
                 },
             }
-            for b, (prompt, completion) in enumerate(
-                zip(self.prompts, self.completions, strict=True)
-            )
+            for b, (prompt, completion) in enumerate(texts)
         ]
 
+    def means(self, rewards, watch=()) -> dict[str, float]:
+        """score/NAME of each function where several are trained on (times its weight), watch/NAME
+        of the watched: means over the rows that it applies to."""
+        groups = [("watch", watch, self.watch_BC, self.watch_valid_BC)]
+        if len(rewards) > 1:
+            groups.append(("score", rewards, self.score_BC, self.valid_BC))
+        return {
+            f"{group}/{name}": float(score_BC[valid_BC[:, c], c].mean())
+            for group, functions, score_BC, valid_BC in groups
+            for c, name in enumerate(reward_names(functions))
+            if valid_BC[:, c].any()
+        }
 
-def judge(cfg, tokenizer: Tokenizer, prompts: Prompts, rollout: Rollout) -> Judged:
-    """Decode each row's sampled ids and call the reward functions of an `OnlineConfig`.
 
-    Raises:
-        ConfigError: a reward function broke its contract; see `rewards.compose`.
-    """
+def read_texts(
+    tokenizer: Tokenizer, prompts: Prompts, rollout: Rollout
+) -> tuple[list[str], list[str], list[dict[str, Any]]]:
+    """Prompt, completion (decoded from the sampled ids) and dataset record of each row."""
     tokens_BT, mask_BT = to_host((rollout.tokens_BT, rollout.mask_BT))
     num_samples = len(tokens_BT) // len(prompts.rows)
     texts, completions, rows = [], [], []
@@ -72,13 +111,52 @@ def judge(cfg, tokenizer: Tokenizer, prompts: Prompts, rollout: Rollout) -> Judg
         texts.append(prompts.texts[p])
         rows.append(dict(prompts.rows[p]))  # a reward function may do with it as it likes
         completions.append(tokenizer.decode_completion(prompt_ids, tokens_T[mask_T].tolist()))
-    return Judged(
+    return texts, completions, rows
+
+
+def judge(
+    cfg,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    rollout: Rollout,
+    *,
+    watch: Sequence[Callable] = (),
+    process_reward: Callable | None = None,
+) -> Judged:
+    """Decode each row's sampled ids and call the reward functions.
+
+    Args:
+        cfg: has `rewards` and their `weights`.
+        tokenizer: decodes.
+        prompts: P of them.
+        rollout: G rows a prompt, in the order of the prompts.
+        watch: further functions, whose scores are kept apart.
+        process_reward: scores steps within a completion; see `rewards.compose.score_steps`.
+
+    Raises:
+        ConfigError: a reward function broke its contract; see `rewards.compose`.
+    """
+    texts, completions, rows = read_texts(tokenizer, prompts, rollout)
+    judged = Judged(
         texts, completions, *score_completions(cfg.rewards, cfg.weights, texts, completions, rows)
     )
+    if watch:
+        watched = score_completions(watch, None, texts, completions, rows)
+        judged = judged._replace(watch_BC=watched[0], watch_valid_BC=watched[1])
+    if process_reward is not None:
+        steps = score_steps(process_reward, texts, completions, rows)
+        columns = step_columns(tokenizer, prompts, rollout, completions, steps)
+        judged = judged._replace(step_end_BT=columns[0], step_score_BT=columns[1])
+    return judged
 
 
 def fill_batch(
-    cfg, draw: Callable[[int], tuple[Prompts, Rollout]], tokenizer: Tokenizer
+    cfg,
+    draw: Callable[[int], tuple[Prompts, Rollout]],
+    tokenizer: Tokenizer,
+    *,
+    greedy: Callable[[Prompts], Rollout] | None = None,
+    frontier: Frontier | None = None,
 ) -> tuple[Rollout, Judged, int]:
     """Draw until P groups are kept, as DAPO's dynamic sampling asks (2503.14476, eq. 11).
 
@@ -89,6 +167,10 @@ def fill_batch(
     Args:
         cfg: an `OnlineConfig`.
         draw: attempt -> prompts and their rollout, other prompts each time.
+        tokenizer: decodes.
+        greedy: prompts -> their most likely answers, one each; asked where the objective has its
+            baseline from them (ReMax, 2310.10505). One that no function can score gives 0.
+        frontier: is told of every draw, kept or not.
 
     Returns:
         the rollout of P groups, its judgement, and the number of draws.
@@ -97,11 +179,19 @@ def fill_batch(
     rollouts, judged, kept = [], [], []
     while True:
         prompts, rollout = draw(len(kept))
-        found = judge(cfg, tokenizer, prompts, rollout)
+        found = judge(
+            cfg, tokenizer, prompts, rollout, watch=cfg.watch, process_reward=cfg.process_reward
+        )
+        if greedy is not None:
+            answers = judge(cfg, tokenizer, prompts, greedy(prompts))
+            baseline_B = np.repeat(answers.total_B, cfg.sampling.num_samples)
+            found = found._replace(baseline_B=baseline_B)
+        valid_B = found.valid_BC.any(axis=1)
+        if frontier is not None:
+            frontier.note(prompts.id_P, found.total_B, valid_B)
         if keep_group is None:
             return rollout, found, 1
-        score_B = np.where(found.valid_BC, found.score_BC, 0).sum(axis=1)
-        keep_B = keep_group(score_B, rollout.group_B, found.valid_BC.any(axis=1))
+        keep_B = keep_group(found.total_B, rollout.group_B, valid_B)
         rollouts.append(to_host(rollout))
         judged.append(found)
         kept.append(to_host(keep_B))

@@ -23,7 +23,8 @@ from rlhf_jax.types import PolicyBatch, Prompts, Rollout, Scored
 class Functions:
     """What the loop calls, each compiled once.
 
-    sample, answer: (params, prompts, key) -> Rollout; G samples a prompt, or one held-out answer
+    sample, answer, greedy: (params, prompts, key) -> Rollout; G samples a prompt, one held-out
+        answer, the most likely answer (a baseline of ReMax)
     score: (policy, reference, critic, rollout) -> the fields of `Scored` that models give
     label: (objective, rollout, scores, values) -> PolicyBatch, metrics
     update: (state, objective, batch) -> state, metrics
@@ -31,20 +32,36 @@ class Functions:
 
     sample: Callable[[Any, Prompts, jax.Array], Rollout]
     answer: Callable[[Any, Prompts, jax.Array], Rollout]
+    greedy: Callable[[Any, Prompts, jax.Array], Rollout]
     score: Callable
     label: Callable
     update: Callable
 
 
 def build(
-    cfg, model: Model, *, end_ids: tuple[int, ...], pad_id: int, mesh: Mesh
+    cfg,
+    model: Model,
+    *,
+    end_ids: tuple[int, ...],
+    pad_id: int,
+    mesh: Mesh,
+    critic_model: Model | None = None,
 ) -> tuple[Functions, tuple]:
-    """The functions of an `OnlineConfig`, and the optimizers of policy and critic (or None)."""
+    """The functions of an `OnlineConfig`, and the optimizers of policy and critic (or None).
+
+    Args:
+        cfg: the config.
+        model: decoder of policy and reference.
+        end_ids, pad_id: of the tokenizer.
+        mesh: where everything lives.
+        critic_model: decoder of the critic's trunk; None: `model`.
+    """
     total = cfg.num_steps * cfg.updates_per_step
     tx = make_optimizer(cfg.optim, total)
     critic_tx = make_optimizer(cfg.critic_optim, total) if cfg.objective.needs_critic else None
-    answering = replace(cfg.sampling, num_samples=1, **cfg.evaluation.decoding())
-    shared = dict(temperature=cfg.sampling.trainer_temperature, critic_model=model, mesh=mesh)
+    shared = dict(
+        temperature=cfg.sampling.trainer_temperature, critic_model=critic_model or model, mesh=mesh
+    )
 
     def sampler_of(sampling):
         draw = make_sampler(model, sampling, end_ids=end_ids, pad_id=pad_id)
@@ -55,9 +72,14 @@ def build(
 
         return sample
 
+    answering = replace(cfg.sampling, num_samples=1, **cfg.evaluation.decoding())
+    no_filters = dict.fromkeys(("top_k", "top_p", "min_p"))
+    greedily = replace(cfg.sampling, num_samples=1, temperature=0.0, **no_filters)
+    answer = sampler_of(answering)
     functions = Functions(
         sample=sampler_of(cfg.sampling),
-        answer=sampler_of(answering),
+        answer=answer,
+        greedy=answer if greedily == answering else sampler_of(greedily),
         score=make_score(model, micro_rows=cfg.micro_rows, **shared),
         label=jax.jit(label),
         update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
@@ -76,7 +98,8 @@ def label(
     Args:
         objective: the algorithm.
         rollout: what was drawn.
-        scores: score_BC and valid_BC of the reward functions.
+        scores: the fields of `Scored` that reward functions give: score_BC, valid_BC, and those
+            that only some objectives read.
         values: what the models say of it, as `train.scoring.make_score` returns it.
     """
     scored = Scored(
@@ -85,6 +108,7 @@ def label(
         truncated_B=rollout.truncated_B,
         logp_sampler_BT=rollout.logp_sampler_BT,
         logp_full_BT=rollout.logp_full_BT,
+        entropy_BT=rollout.entropy_BT,
         **scores,
         **values,
     )

@@ -1,4 +1,4 @@
-"""Online reinforcement learning: PPO, GRPO, Dr. GRPO, RLOO, REINFORCE++, DAPO, GSPO.
+"""Online reinforcement learning by policy gradients: PPO, GRPO, RLOO, ReMax and their relatives.
 
 One loop serves them all: which algorithm runs is a value, `OnlineConfig.objective`. Read `train`,
 it is the box of the papers; `loops/functions.py` makes the jitted functions that it calls.
@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.bind import Bound
-from rlhf_jax.data.lengths import OVER_LONG
-from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
-from rlhf_jax.loops.collect import fill_batch, judge, minibatches
-from rlhf_jax.loops.common import RunConfig, StopRequest, step_key
-from rlhf_jax.loops.evaluate import EvalConfig, evaluate
+from rlhf_jax.data.frontier import FrontierConfig
+from rlhf_jax.errors import ConfigError, check_divides, check_number
+from rlhf_jax.loops.collect import fill_batch, minibatches
+from rlhf_jax.loops.common import StopRequest
+from rlhf_jax.loops.draws import Draws
+from rlhf_jax.loops.measure import answer_held_out, measure
+from rlhf_jax.loops.rollout_config import RolloutConfig
 from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
 from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress
-from rlhf_jax.report.tables import sample_table
-from rlhf_jax.rewards.compose import reward_names
-from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.optim import OptimConfig
 from rlhf_jax.train.state import (
     TrainState,
@@ -38,25 +37,17 @@ from rlhf_jax.train.state import (
 )
 from rlhf_jax.types import replace
 
+# Response tokens so far: of every draw (discarded groups and greedy baselines too), and of those
+# the ones that an update counted.
+COUNTS = ("tokens_drawn", "tokens_trained")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnlineConfig(RunConfig):
+class OnlineConfig(RolloutConfig):
     """Everything an online run depends on."""
 
-    model: str
-    """Folder of a Hugging Face model: the policy at the start, and the frozen reference."""
     objective: PolicyObjective
     """The algorithm. Its numbers can be set here; its parts are swapped in a file."""
-    prompts: Bound
-    """Returns (training rows, held-out rows); a row is a dict with a "prompt"."""
-    rewards: tuple[Bound, ...]
-    """Reward functions: (prompts, completions, rows) -> a number or None for each."""
-    reward_weights: tuple[float, ...] = ()
-    """One weight a reward function; empty: all 1."""
-    num_prompts: int
-    """Prompts of one step; each is answered sampling.num_samples times."""
-    sampling: SamplingConfig
-    """How responses are drawn."""
     num_epochs: int = 1
     """Passes over each rollout (μ of the papers)."""
     minibatch_rows: int | None = None
@@ -64,35 +55,28 @@ class OnlineConfig(RunConfig):
     critic_optim: OptimConfig = field(default_factory=OptimConfig)
     """The critic's optimizer; used where the objective has a value term."""
     refresh_reference_every: int | None = None
-    """Steps after which the policy becomes the new reference. None: never."""
+    """Steps (rollouts) after which the reference is renewed from the policy. None: never."""
+    refresh_mix: float = 1.0
+    """How far a renewal goes: ref ← mix·policy + (1 − mix)·ref. 1 copies the policy; with a renewal
+    every step and a small mix the reference is a moving average."""
+    critic_from: str | None = None
+    """Folder of a reward model (same tokenizer) that the critic begins as. None: the policy's trunk
+    with a head of zeros."""
+    process_reward: Bound | None = None
+    """Scores steps within a completion: (prompts, completions, rows) -> for each a list of (end
+    character, score), or None. For advantages that read step scores."""
+    frontier: FrontierConfig | None = None
+    """Draw prompts that are always or never solved less often. None: every prompt in its turn."""
     max_resample: int = 4
     """Where the objective filters groups (DAPO): at most this many draws to fill one batch."""
-    over_long: str = "error"
-    """What becomes of a prompt longer than sampling.max_prompt_tokens: error, drop, left or right
-    (cut there)."""
     keep_reference: bool = True
     """Hold the reference, and report the KL to it in evaluations, even where the objective does not
     read it."""
-    evaluation: EvalConfig = field(default_factory=EvalConfig)
-    """How the held-out prompts are answered, and how often."""
-    samples_every: int = 10
-    """Steps between two steps of which a few completions are written to samples.jsonl."""
 
     def __post_init__(self):
-        RunConfig.__post_init__(self)
-        for name in ("num_prompts", "num_epochs", "max_resample", "samples_every"):
+        RolloutConfig.__post_init__(self)
+        for name in ("num_epochs", "max_resample"):
             check_number(name, getattr(self, name), low=1)
-        check_choice("over_long", self.over_long, OVER_LONG)
-        if not isinstance(self.rewards, (tuple, list)):
-            raise ConfigError(f"rewards is {self.rewards!r}, not a tuple: write (bind(...),)")
-        if not self.rewards:
-            raise ConfigError("rewards is empty: an online run needs a reward function")
-        if len(self.weights) != len(self.rewards):
-            raise ConfigError(
-                f"reward_weights has {len(self.weights)} numbers for {len(self.rewards)} rewards"
-            )
-        for weight in self.weights:
-            check_number("reward_weights", weight)
         if self.objective.needs_group and self.sampling.num_samples < 2:
             raise ConfigError(
                 f"{self.objective.advantage} compares the samples of one prompt: "
@@ -102,30 +86,16 @@ class OnlineConfig(RunConfig):
             raise ConfigError(
                 "sampling.temperature=0 draws one answer G times: a group has nothing to compare"
             )
-        if self.refresh_reference_every is not None:
-            check_number("refresh_reference_every", self.refresh_reference_every, low=1)
-            if not self.holds_reference:
-                raise ConfigError(
-                    "refresh_reference_every needs keep_reference: there is no reference"
-                )
+        _check_reference(self)
+        _check_parts(self)
         check_divides("rows of a rollout", self.rows, "minibatch_rows", self.update_rows)
         micro = self.micro_rows or self.update_rows
         check_divides("minibatch_rows", self.update_rows, "micro_rows", micro)
 
     @property
-    def weights(self) -> tuple[float, ...]:
-        """One factor a reward function."""
-        return self.reward_weights or (1.0,) * len(self.rewards)
-
-    @property
     def holds_reference(self) -> bool:
         """A frozen copy of the policy is part of the state."""
         return self.keep_reference or self.objective.needs_reference
-
-    @property
-    def rows(self) -> int:
-        """Rows of a rollout, B = P·G."""
-        return self.num_prompts * self.sampling.num_samples
 
     @property
     def update_rows(self) -> int:
@@ -138,6 +108,28 @@ class OnlineConfig(RunConfig):
         return self.num_epochs * (self.rows // self.update_rows)
 
 
+def _check_reference(cfg: OnlineConfig) -> None:
+    check_number("refresh_mix", cfg.refresh_mix, low=0, high=1, open_low=True)
+    if cfg.refresh_reference_every is None:
+        if cfg.refresh_mix != 1:
+            raise ConfigError("refresh_mix is set, but refresh_reference_every=None renews nothing")
+        return
+    check_number("refresh_reference_every", cfg.refresh_reference_every, low=1)
+    if not cfg.holds_reference:
+        raise ConfigError("refresh_reference_every needs keep_reference: there is no reference")
+
+
+def _check_parts(cfg: OnlineConfig) -> None:
+    """What the objective reads is there, and what is there is read."""
+    objective = cfg.objective
+    if cfg.critic_from is not None and not objective.needs_critic:
+        raise ConfigError("critic_from is set, but the objective has no value term: no critic")
+    if objective.needs_steps and cfg.process_reward is None:
+        raise ConfigError(f"{objective.advantage} reads step scores; give process_reward=bind(...)")
+    if cfg.process_reward is not None and not objective.needs_steps:
+        raise ConfigError(f"process_reward is set, but {objective.advantage} reads no step scores")
+
+
 def run(cfg: OnlineConfig) -> dict[str, Any]:
     """Train as `cfg` says, in its run folder; returns what result.json holds.
 
@@ -146,7 +138,7 @@ def run(cfg: OnlineConfig) -> dict[str, Any]:
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
     inputs = read_inputs(cfg)
-    with Run(cfg) as opened, StopRequest() as stop:
+    with Run(cfg, counts=COUNTS) as opened, StopRequest() as stop:
         result = opened.finished(inputs.identity)
         if result is not None:
             return result
@@ -175,27 +167,25 @@ def train(
     cfg: OnlineConfig, setup: Setup, state: TrainState, opened: Run, stop: StopRequest
 ) -> TrainState:
     """The papers' loop. A step is reported while the device works on the next one."""
-    functions, mesh, inputs = setup.functions, setup.mesh, setup.inputs
+    functions, mesh = setup.functions, setup.mesh
     host, objective = opened.host, cfg.objective
     # one update on fresh weights: old is the policy itself, nothing needs to be scored for it
     keep_old = cfg.updates_per_step > 1 or objective.needs_old
-    pending = None
-
-    def draw(attempt):
-        prompts = inputs.batches[host["position"]]
-        host["position"] += 1
-        key = step_key(cfg.seed, step, "sample", attempt)
-        return prompts, functions.sample(state.policy, prompts, key)  # y_1..y_G ~ π_old(· | x)
-
+    draws, pending = Draws(cfg, setup, host), None
     first = int(state.step)
     with Progress("train", total=cfg.num_steps, start=first) as progress:
         if first == 0:
             measure(cfg, setup, state, opened, progress, step=0)
         for step in range(first, cfg.num_steps):
             began = time.monotonic()
-            rollout, judged, draws = fill_batch(cfg, draw, inputs.tokenizer)  # x ~ D, y, r(x, y)
-            rollout = shard_rows(mesh, rollout)
-            scores = {"score_BC": judged.score_BC, "valid_BC": judged.valid_BC}
+            rollout, judged, num_draws = fill_batch(  # x ~ D, y_1..y_G ~ π_old(· | x), r(x, y)
+                cfg,
+                partial(draws.draw, state.policy, step),
+                setup.inputs.tokenizer,
+                greedy=partial(draws.greedy, state.policy) if objective.needs_greedy else None,
+                frontier=draws.frontier,
+            )
+            rollout, scores = shard_rows(mesh, (rollout, judged.scores()))
             values = functions.score(  # log π_old, log π_ref, V
                 state.policy if keep_old else None,
                 state.reference if objective.needs_reference else None,
@@ -203,7 +193,7 @@ def train(
                 rollout,
             )
             now = objective_now(objective, state)
-            batch, numbers = functions.label(now, rollout, shard_rows(mesh, scores), values)
+            batch, numbers = functions.label(now, rollout, scores, values)
             updates = []
             for part in minibatches(cfg, batch, step):
                 state, metrics = functions.update(state, now, part)
@@ -211,7 +201,7 @@ def train(
             state = control_reward_kl(state, objective, numbers.get("kl_response"))
             state = replace(state, step=state.step + 1)
             if cfg.refresh_reference_every and (step + 1) % cfg.refresh_reference_every == 0:
-                state = refresh_reference(state)
+                state = refresh_reference(state, cfg.refresh_mix)
 
             if pending:
                 opened.report(progress, *pending)
@@ -220,8 +210,10 @@ def train(
             save = last or stopping or opened.checkpoints.due(step + 1)
             if due or save:  # wait here, so that the time is this step's
                 jax.block_until_ready(updates)
-            host["tokens"] += int(to_host(rollout.mask_BT).sum())
-            numbers |= {"draws": draws, "seconds": time.monotonic() - began}
+            host["tokens_trained"] += int(to_host(batch.mask_BT).sum())
+            numbers |= draws.numbers() | judged.means(cfg.rewards, cfg.watch)
+            numbers |= {name: host[name] for name in COUNTS}
+            numbers |= {"draws": num_draws, "seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]
             pending = (step + 1, updates, numbers, judged)
             if due or save:
@@ -234,37 +226,3 @@ def train(
             if stopping and not last:
                 stop.leave(cfg.out, step + 1)
     return state
-
-
-def answer_held_out(cfg: OnlineConfig, setup: Setup, policy, reference):
-    """`evaluate` on the held-out prompts, with the same keys every time."""
-    key = step_key(cfg.seed, 0, "evaluate")
-    return evaluate(
-        setup.inputs.held_out,
-        cfg.num_prompts,
-        answer=lambda prompts: setup.functions.answer(policy, prompts, key),
-        judge=lambda prompts, rollout: judge(cfg, setup.inputs.tokenizer, prompts, rollout),
-        log_probs=lambda rollout: setup.functions.score(policy, reference, None, rollout),
-    )
-
-
-def measure(
-    cfg: OnlineConfig,
-    setup: Setup,
-    state: TrainState,
-    opened: Run,
-    progress: Progress,
-    *,
-    step: int,
-) -> None:
-    """Evaluate and log; show a table of samples at the start and at the end."""
-    numbers, judged = answer_held_out(cfg, setup, state.policy, state.reference)
-    opened.folder.log(step, {f"eval/{name}": value for name, value in numbers.items()})
-    opened.host.setdefault("before", numbers)
-    opened.host["after"] = numbers
-    shown = judged.take(np.arange(min(cfg.evaluation.samples_shown, len(judged.prompts))))
-    opened.folder.sample(step, [{"held_out": True, **r} for r in shown.records(cfg.rewards)])
-    told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-    if step in (0, cfg.num_steps):
-        progress.print(sample_table(*shown, reward_names(cfg.rewards), title="Held-out samples"))
-    progress.print(f"held-out after {step} steps: {told}")

@@ -79,18 +79,29 @@ class Run:
     `host` is the part of the run's state that is not arrays: data position, tokens and seconds so
     far, the first evaluation. It is saved with every checkpoint.
 
+    Args:
+        cfg: the options.
+        panels: of the curves.
+        counts: names of the loop's token counters in `host`, begun at 0; the rate is of the first.
+
     Raises:
         ConfigError: the folder holds checkpoints of a run with another config.
     """
 
-    def __init__(self, cfg: RunConfig, *, panels: Sequence[Panel] = ONLINE_PANELS):
+    def __init__(
+        self,
+        cfg: RunConfig,
+        *,
+        panels: Sequence[Panel] = ONLINE_PANELS,
+        counts: Sequence[str] = ("tokens",),
+    ):
         path = Path(cfg.out).resolve()
         if cfg.restart:
             begin_anew(path)
-        self.cfg, self.panels = cfg, panels
+        self.cfg, self.panels, self.counts = cfg, panels, counts
         self.folder = RunFolder(path, writes=is_first_process())
         self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)
-        self.host: dict[str, Any] = {"position": 0, "tokens": 0, "seconds": 0.0}
+        self.host: dict[str, Any] = {"position": 0, **dict.fromkeys(counts, 0), "seconds": 0.0}
         try:
             self._result = self.folder.result()
             # with neither there is nothing to go on from: a mended option may begin anew
@@ -163,6 +174,7 @@ class Run:
         return state
 
     def save(self, step: int, state: TrainState) -> None:
+        self.host["updates"] = int(to_host(state.updates))
         self.checkpoints.save(step, state, self.host)
 
     def report(
@@ -193,7 +205,8 @@ class Run:
         progress.update(step, {name: numbers.get(key) for name, key in _LIVE.items()})
         if judged is not None and step % cfg.samples_every == 0:
             rows = np.linspace(0, len(judged.prompts) - 1, 4).astype(int)
-            self.folder.sample(step, judged.take(np.unique(rows)).records(cfg.rewards))
+            records = judged.take(np.unique(rows)).records(cfg.rewards, getattr(cfg, "watch", ()))
+            self.folder.sample(step, records)
         for number, rows in bad_rows(updates).items():
             where = f"rows {rows}" if rows else "no single row, a sum overflowed"
             message = f"step {step}, update {number}: loss or gradient is not finite ({where})"
@@ -204,6 +217,9 @@ class Run:
     def finish(self, export: Callable[[Path], None]) -> dict[str, Any]:
         """Export the model, draw the curves, write, show and return result.json.
 
+        `steps` are steps of the loop (an online loop's rollouts), `updates` applied optimizer
+        updates.
+
         Args:
             export: writes what was trained as a Hugging Face folder.
         """
@@ -212,11 +228,12 @@ class Run:
         result = {
             **{name: host[name] for name in ("before", "after") if name in host},
             "steps": self.cfg.num_steps,
+            "updates": host["updates"],
             "seed": self.cfg.seed,
             "identity": host["identity"],
             "seconds": round(host["seconds"], 1),
-            "tokens": host["tokens"],
-            "tokens_per_second": round(host["tokens"] / max(host["seconds"], 1e-9), 1),
+            **{name: host[name] for name in self.counts},
+            "tokens_per_second": round(host[self.counts[0]] / max(host["seconds"], 1e-9), 1),
         }
         if folder.writes:
             draw_curves(folder.metrics(), folder.curves, title=folder.path.name, panels=self.panels)

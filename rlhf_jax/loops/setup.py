@@ -15,6 +15,7 @@ from rlhf_jax.loops.functions import Functions, build
 from rlhf_jax.loops.run import check_vocabulary, load_policy
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.heads import init_scalar_head
+from rlhf_jax.models.reward import load_reward_model, read_trunk_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.models.weights import fingerprint
@@ -38,12 +39,16 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Setup:
-    """The model and its functions on a mesh, and the optimizers of policy and critic."""
+    """The model and its functions on a mesh, and the optimizers of policy and critic.
+
+    `critic` is {"trunk", "head"} as the run begins, None where the objective reads no values.
+    """
 
     inputs: Inputs
     mesh: Mesh
     model: Model
     policy: dict[str, Any]
+    critic: dict[str, Any] | None
     functions: Functions
     optimizers: tuple
 
@@ -66,9 +71,30 @@ def read_inputs(cfg) -> Inputs:
     options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
     prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
     held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
-    identity = "-".join([fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint])
+    parts = [fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint]
+    if cfg.critic_from is not None:
+        check_critic(cfg.critic_from, tokenizer, prompts, length)
+        parts.append(fingerprint(cfg.critic_from))
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
-    return Inputs(tokenizer, prompts, held_out, batches, identity)
+    return Inputs(tokenizer, prompts, held_out, batches, "-".join(parts))
+
+
+def check_critic(folder: str, tokenizer: Tokenizer, prompts: PromptSet, length: int) -> None:
+    """Refuse a critic that cannot read the policy's ids, or rows of that length."""
+    config, own = read_trunk_config(folder), Tokenizer.from_folder(folder)
+    texts = [row["prompt"] for row in prompts.rows[:8]]
+    if own.vocab_size != tokenizer.vocab_size or any(
+        own.encode(text) != tokenizer.encode(text) for text in texts
+    ):
+        raise ConfigError(
+            f"critic_from={folder}: its tokenizer is not the policy's, and a critic reads the ids "
+            "that the policy writes; train the reward model from a model with the same tokenizer"
+        )
+    if length > config.max_positions:
+        raise ConfigError(
+            f"critic_from={folder} has {config.max_positions} positions; prompt and response "
+            f"are up to {length} tokens"
+        )
 
 
 def set_up(cfg, inputs: Inputs) -> Setup:
@@ -81,24 +107,40 @@ def set_up(cfg, inputs: Inputs) -> Setup:
     check_divides("num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
     check_micro_rows(cfg.update_rows, cfg.micro_rows, mesh)
     model, policy = load_policy(cfg.model, cfg, mesh)
+    critic_model, critic = first_critic(cfg, model, policy, mesh)
     functions, optimizers = build(
-        cfg, model, end_ids=inputs.tokenizer.end_ids, pad_id=inputs.tokenizer.pad_id, mesh=mesh
+        cfg,
+        model,
+        end_ids=inputs.tokenizer.end_ids,
+        pad_id=inputs.tokenizer.pad_id,
+        mesh=mesh,
+        critic_model=critic_model,
     )
-    return Setup(inputs, mesh, model, policy, functions, optimizers)
+    return Setup(inputs, mesh, model, policy, critic, functions, optimizers)
+
+
+def first_critic(
+    cfg, model: Model, policy: dict[str, Any], mesh: Mesh
+) -> tuple[Model, dict[str, Any] | None]:
+    """The critic's decoder and its {"trunk", "head"}: the policy with a head of zeros, or a reward
+    model (trunk, head and normalisation: V of a whole row begins as the reward model's score)."""
+    if not cfg.objective.needs_critic:
+        return model, None
+    if cfg.critic_from is None:
+        return model, {"trunk": policy, "head": init_scalar_head(model.config.d_model)}
+    return load_reward_model(
+        cfg.critic_from, mesh=mesh, compute_dtype=model.compute_dtype, remat=cfg.remat
+    )[:2]
 
 
 def first_state(cfg, setup: Setup) -> TrainState:
     """Step 0: the policy, its reference, and a critic where the objective asks for one."""
     tx, critic_tx = setup.optimizers
-    critic = None
-    if cfg.objective.needs_critic:  # the trunk starts as the policy, the head at 0
-        head = init_scalar_head(setup.model.config.d_model)
-        critic = {"trunk": setup.policy, "head": head}
     return init_state(
         setup.policy,
         tx,
         with_reference=cfg.holds_reference,
-        critic=critic,
+        critic=setup.critic,
         critic_tx=critic_tx,
         reward_kl_coef=first_kl_coef(cfg.objective),
         mesh=setup.mesh,

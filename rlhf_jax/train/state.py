@@ -90,9 +90,24 @@ def init_state(
     return jax.jit(build, out_shardings=shardings)(policy, critic)
 
 
-def refresh_reference(state: TrainState) -> TrainState:
-    """The policy as it is now becomes the reference."""
-    return replace(state, reference=_copy(state.policy))
+def refresh_reference(state: TrainState, mix: float = 1.0) -> TrainState:
+    """π_ref ← m·π + (1 − m)·π_ref in the parameters; m = 1 copies the policy, to the bit.
+
+    m = 1 is the renewed reference of GRPO's outer loop (2402.03300, Algorithm 1, line 2); m < 1
+    the moving average of trust-region alignment (TR-DPO's soft update, 2404.09656, eq. 7).
+
+    Args:
+        state: holds a reference.
+        mix: m in (0, 1].
+    """
+    if mix == 1.0:
+        return replace(state, reference=_copy(state.policy))
+    mixed = jax.tree.map(
+        lambda new, old: (mix * new + (1.0 - mix) * old).astype(old.dtype),
+        state.policy,
+        state.reference,
+    )
+    return replace(state, reference=mixed)
 
 
 def abstract_state(state: TrainState) -> TrainState:

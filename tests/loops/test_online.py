@@ -81,8 +81,9 @@ def test_the_folder_holds_everything(finished):
     assert list((out / "tensorboard").rglob("events.out*"))
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert result == json.loads((out / "result.json").read_text())
-    assert result["steps"] == 24 and result["seed"] == 0
-    assert result["tokens"] == sum(round(16 * length) for length in series(out, "length"))
+    assert result["steps"] == result["updates"] == 24 and result["seed"] == 0
+    tokens = sum(round(16 * length) for length in series(out, "length"))
+    assert result["tokens_drawn"] == result["tokens_trained"] == tokens
     assert result["tokens_per_second"] > 0
 
 
