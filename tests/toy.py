@@ -8,9 +8,12 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 from tiny import random_params
 
+from rlhf_jax.algorithms.dpo import dpo
 from rlhf_jax.algorithms.grpo import grpo
+from rlhf_jax.algorithms.preference import PreferenceObjective
 from rlhf_jax.bind import bind
 from rlhf_jax.loops.online import OnlineConfig
+from rlhf_jax.loops.preference import PreferenceConfig
 from rlhf_jax.loops.sft import SFTConfig
 from rlhf_jax.models.config import DecoderConfig, DecoderShape
 from rlhf_jax.models.convert import export_pretrained
@@ -87,6 +90,42 @@ def sft_config(out, **changes) -> SFTConfig:
         checkpoint=CheckpointConfig(every=2, keep=10),
     )
     return replace(cfg, **changes)
+
+
+def higher(*, rows: int = 24):
+    """Pairs whose chosen side repeats the prompt's digit, and whose other side the one after."""
+    digits = [i % 9 for i in range(rows)]
+    return [
+        {"prompt": f"{i}>{d}", "chosen": f"{d}" * (1 + i % 3), "rejected": f"{d + 1}" * 2}
+        for i, d in enumerate(digits)
+    ]
+
+
+def labelled(*, rows: int = 24):
+    """The same completions one by one."""
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in higher(rows=rows // 2)
+        for side in ("chosen", "rejected")
+    ]
+
+
+def preference_config(model, out, **changes) -> PreferenceConfig:
+    """DPO on 24 pairs; KTO where the objective is of single completions."""
+    objective = changes.pop("objective", dpo())
+    preferences = bind(higher if isinstance(objective, PreferenceObjective) else labelled)
+    options = dict(
+        preferences=preferences,
+        held_out=preferences.replace(rows=10),
+        num_steps=4,
+        batch_rows=8,
+        max_tokens=10,
+        optim=OptimConfig(learning_rate=1e-3),
+        checkpoint=CheckpointConfig(every=2, keep=10),
+    )
+    return PreferenceConfig(
+        out=str(out), model=str(model), objective=objective, **options | changes
+    )
 
 
 def saved(run, step: int):

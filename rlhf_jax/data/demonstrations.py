@@ -65,9 +65,9 @@ class DemonstrationSet:
     ) -> DemonstrationSet:
         """Tokenise rows of {"prompt": text, "completion": text}.
 
-        The prompt is tokenised by itself, as the sampler meets it, and the completion as it follows.
-        The end token is added unless the completion has it already. Rows that a sampler drew bring
-        ids, which are imitated as they are: `encode_row`.
+        The prompt is tokenised by itself, as the sampler meets it, and the completion as it
+        follows. The end token is added unless the completion has it already. Rows that a sampler
+        drew bring ids, which are imitated as they are: `encode_row`.
 
         Args:
             rows: records of a dataset.
@@ -146,9 +146,10 @@ def encode_row(
 ) -> tuple[list[int], list[list[int]]]:
     """Ids of a row's prompt, and of the completions under `fields`.
 
-    A completion is closed by an end token, unless it has one. Ids that a sampler drew ("prompt_ids",
-    "completion_ids": a field's name + "_ids") are taken as they are: what was drawn is not always
-    what its text would be encoded as, and a completion cut off by a length limit has no end.
+    A completion is closed by an end token, unless it has one. Ids that a sampler drew (under a
+    field's name + "_ids": "prompt_ids", "completion_ids") are taken as they are: what was drawn is
+    not always what its text would be encoded as, and a completion cut off by a length limit has
+    no end.
 
     Args:
         row: texts under "prompt" and `fields`, perhaps their ids.

@@ -69,6 +69,7 @@ class Parts:
     export: (state, folder) writes the trained model as a Hugging Face folder
     measure: state -> numbers on held-out rows, or None where there are none
     count: batch on the host -> tokens that it trains on
+    batches: in place of those that `run_offline` was given, where making them takes the model
     """
 
     state: TrainState
@@ -76,6 +77,7 @@ class Parts:
     export: Callable[[TrainState, Path], None]
     count: Callable[[Any], int]
     measure: Callable[[TrainState], dict[str, float]] | None = None
+    batches: Sequence[Any] | None = None
 
 
 def read_model(folder: str, max_tokens: int) -> tuple[Tokenizer, str]:
@@ -98,7 +100,7 @@ def check_positions(max_tokens: int, limit: int) -> None:
 
 def run_offline(
     cfg: OfflineConfig,
-    batches: Sequence[Any],
+    batches: Sequence[Any] | None,
     begin: Callable[[Mesh], Parts],
     *,
     identity: str,
@@ -109,7 +111,8 @@ def run_offline(
 
     Args:
         cfg: the options.
-        batches: `batches[step]` is the step's batch of `cfg.batch_rows` rows, on the host.
+        batches: `batches[step]` is the step's batch of `cfg.batch_rows` rows, on the host; None
+            where `begin` brings them.
         begin: loads the model onto a mesh and makes the functions.
         identity: fingerprint of model and data; a run of others is not continued.
         title: shown beside the progress bar.
@@ -129,6 +132,7 @@ def run_offline(
         with jax.set_mesh(mesh):
             parts = begin(mesh)
             state = opened.restore(parts.state, identity=identity)
+            batches = batches if parts.batches is None else parts.batches
             state = train(cfg, parts, state, batches, mesh, opened, stop, title=title)
             result = opened.finish(lambda folder: parts.export(state, folder))
         if stop.requested:

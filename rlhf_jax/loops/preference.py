@@ -1,0 +1,341 @@
+"""Preference losses on a fixed dataset: DPO and its relatives on pairs, KTO and its on labels.
+
+Which loss runs is a value, `PreferenceConfig.objective`; pairs or single completions follow from
+its kind. The reference is the model at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from rlhf_jax.algorithms.preference import PreferenceObjective, pair_labels, preference_loss
+from rlhf_jax.algorithms.preference_unpaired import (
+    UnpairedObjective,
+    unpaired_labels,
+    unpaired_loss,
+)
+from rlhf_jax.bind import Bound
+from rlhf_jax.data.preferences import PreferenceSet, UnpairedSet
+from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.loops.answers import AnswersConfig, make_answering
+from rlhf_jax.loops.offline import (
+    OPTIMIZER_PANELS,
+    OfflineConfig,
+    Parts,
+    read_model,
+    run_offline,
+)
+from rlhf_jax.loops.run import load_policy
+from rlhf_jax.models.convert import export_pretrained, read_config
+from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.transformer import Model
+from rlhf_jax.ops.totals import metric_values
+from rlhf_jax.parallel.multihost import to_host
+from rlhf_jax.parallel.sharding import shard_rows
+from rlhf_jax.report.curves import Panel
+from rlhf_jax.report.progress import Progress
+from rlhf_jax.train.optim import make_optimizer
+from rlhf_jax.train.preference import (
+    make_completion_score,
+    make_preference_update,
+    make_unpaired_update,
+)
+from rlhf_jax.train.reference import cached_logprobs
+from rlhf_jax.train.state import init_state
+
+PANELS = (
+    Panel("Loss", "loss", (("loss", "training"), ("eval/loss", "held out"))),
+    Panel("Score of the answers", "score", (("eval/score", "held out"),)),
+    Panel(
+        "Preferred side ahead",
+        "fraction",
+        (("accuracy", "training"), ("eval/accuracy", "held out")),
+    ),
+    Panel("Margin", "implicit reward", (("margin", "training"), ("eval/margin", "held out"))),
+    Panel(
+        "Log-prob since the start",
+        "nats / completion",
+        (("eval/drift_chosen", "preferred"), ("eval/drift_rejected", "other")),
+    ),
+    *OPTIMIZER_PANELS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceConfig(OfflineConfig):
+    """Everything an offline preference run depends on."""
+
+    model: str
+    """Folder of a Hugging Face model: the policy at the start, and the frozen reference."""
+    objective: PreferenceObjective | UnpairedObjective
+    """The loss. Its numbers can be set here; its parts are swapped in a file."""
+    preferences: Bound
+    """Returns rows {"prompt", "chosen", "rejected"}; for an objective of single completions
+    {"prompt", "completion", "label"}."""
+    held_out: Bound | None = None
+    """Returns rows like those, on which loss, accuracy, margin and drift are measured."""
+    precompute_reference: bool = True
+    """Ask the reference once for the log-probs of all rows, keep them on disk and hold no copy of
+    it while training; otherwise a copy scores every batch."""
+    reference_cache: str | None = None
+    """Folder of the kept log-probs, which runs may share. None: reference/ in the run folder."""
+    answers: AnswersConfig | None = None
+    """Prompts that the policy answers when held-out rows are measured, and what scores them."""
+
+    def __post_init__(self):
+        OfflineConfig.__post_init__(self)
+        if not self.paired and self.objective.needs_other and self.batch_rows < 2:
+            raise ConfigError(
+                "batch_rows=1: a loss with mismatched pairs reads the KL off the batch, which "
+                "needs 2 rows or more"
+            )
+
+    @property
+    def paired(self) -> bool:
+        """Rows are pairs, not single completions."""
+        return isinstance(self.objective, PreferenceObjective)
+
+    @property
+    def needs_reference(self) -> bool:
+        """The loss reads log-probs of the reference."""
+        return not self.paired or self.objective.needs_reference
+
+    @property
+    def cache(self) -> Path:
+        """Where the reference's log-probs are kept."""
+        return Path(self.reference_cache or Path(self.out, "reference"))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a user gave, read and checked; `identity` changes with it or the model."""
+
+    tokenizer: Tokenizer
+    model: str
+    rows: PreferenceSet | UnpairedSet
+    held_out: PreferenceSet | UnpairedSet | None
+    prompts: PromptSet | None
+    identity: str
+
+
+def run(cfg: PreferenceConfig) -> dict[str, Any]:
+    """Train as `cfg` says, in its run folder; returns what result.json holds.
+
+    Raises:
+        ConfigError: whatever a user can mend, before the first step.
+        Interrupted: asked to stop; the run is saved and the message says how to go on.
+    """
+    inputs = read_inputs(cfg)
+    inputs.rows.batches(cfg.batch_rows, cfg.seed)  # refuses a batch too large, before all else
+    return run_offline(
+        cfg,
+        None,
+        partial(begin, cfg, inputs),
+        identity=inputs.identity,
+        title="prefer",
+        panels=PANELS,
+    )
+
+
+def read_inputs(cfg: PreferenceConfig) -> Inputs:
+    """Tokenizer, preferences (to learn, held out) and prompts to answer.
+
+    Raises:
+        ConfigError: model folder, tokenizer, rows or a length; it names what and where.
+    """
+    tokenizer, model = read_model(cfg.model, cfg.max_tokens)
+    kind = PreferenceSet if cfg.paired else UnpairedSet
+    options = dict(max_tokens=cfg.max_tokens, over_long=cfg.over_long)
+    rows, held_out, prompts = kind.from_rows(cfg.preferences(), tokenizer, **options), None, None
+    if cfg.held_out is not None:
+        name = "held-out preferences"
+        held_out = kind.from_rows(cfg.held_out(), tokenizer, name=name, **options)
+    if cfg.answers is not None:
+        prompts = cfg.answers.read(tokenizer, read_config(cfg.model))
+    parts = [data.fingerprint for data in (rows, held_out, prompts) if data is not None]
+    return Inputs(tokenizer, model, rows, held_out, prompts, "-".join([model, *parts]))
+
+
+def begin(cfg: PreferenceConfig, inputs: Inputs, mesh: Mesh) -> Parts:
+    """Load the model, ask the reference what it is to be asked once, make the functions."""
+    model, policy = load_policy(cfg.model, cfg, mesh)
+    score = make_completion_score(model, micro_rows=cfg.micro_rows, mesh=mesh)
+    rows, held_out = inputs.rows, inputs.held_out
+    ask = partial(with_reference, cfg, inputs, score, policy, mesh=mesh)
+    if cfg.needs_reference and cfg.precompute_reference:
+        rows = ask(rows)
+    if held_out is not None:
+        held_out = ask(held_out)  # few rows, and what their drift is measured from
+    tx = make_optimizer(cfg.optim, cfg.num_steps)
+    make_update = make_preference_update if cfg.paired else make_unpaired_update
+    update = make_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
+    return Parts(
+        state=init_state(
+            policy,
+            tx,
+            with_reference=cfg.needs_reference and not cfg.precompute_reference,
+            mesh=mesh,
+        ),
+        update=lambda state, batch: update(state, cfg.objective, batch),
+        export=lambda state, folder: export_pretrained(
+            folder, model.config, state.policy, inputs.tokenizer
+        ),
+        count=lambda batch: int((batch.mask_BST if cfg.paired else batch.mask_BT).sum()),
+        measure=make_measure(cfg, inputs, model, score, held_out, mesh),
+        batches=rows.batches(cfg.batch_rows, cfg.seed),
+    )
+
+
+def with_reference(
+    cfg: PreferenceConfig,
+    inputs: Inputs,
+    score: Callable,
+    reference: Any,
+    rows: PreferenceSet | UnpairedSet,
+    *,
+    mesh: Mesh,
+) -> PreferenceSet | UnpairedSet:
+    """The rows with the reference's log-probs, from the cache if it has them.
+
+    Args:
+        score: of `make_completion_score`.
+        reference: parameters of the model folder, whatever a resumed run has made of them since.
+    """
+    key = {
+        "model": inputs.model,  # all its .json files too: config and tokenizer
+        "rows": rows.fingerprint,
+        "kind": type(rows).__name__,
+        "max_tokens": cfg.max_tokens,
+        "compute_dtype": cfg.compute_dtype,
+    }
+
+    def ask():
+        steps = -(-len(rows) // cfg.batch_rows)
+        with Progress("ask the reference", total=steps) as progress:
+            return score_rows(cfg, score, reference, rows, mesh=mesh, progress=progress)
+
+    return rows.with_reference(*cached_logprobs(cfg.cache, key, ask))
+
+
+def score_rows(
+    cfg: PreferenceConfig,
+    score: Callable,
+    params: Any,
+    rows: PreferenceSet | UnpairedSet,
+    *,
+    mesh: Mesh,
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """Σ log π of every completion: [N, 2] of pairs, or [N] and the [N] of mismatched pairs."""
+    found = []
+    for batch, weight_B in rows.in_order(cfg.batch_rows):
+        if cfg.paired:
+            parts = [(batch.tokens_BST, batch.attend_BST, batch.mask_BST)]
+        else:
+            parts = [
+                (batch.tokens_BT, batch.attend_BT, batch.mask_BT),
+                (batch.tokens_other_BT, batch.attend_other_BT, batch.mask_other_BT),
+            ]
+        logps = to_host([score(params, *shard_rows(mesh, part)) for part in parts])
+        found.append([x[weight_B > 0] for x in logps])
+        if progress:
+            progress.update(len(found), {})
+    return [np.concatenate(columns) for columns in zip(*found, strict=True)]
+
+
+def make_measure(
+    cfg: PreferenceConfig,
+    inputs: Inputs,
+    model: Model,
+    score: Callable,
+    held_out: PreferenceSet | UnpairedSet | None,
+    mesh: Mesh,
+) -> Callable | None:
+    """state -> what held-out rows and answers say of its policy; None where neither is asked for.
+
+    The answers' KL is to the model folder, read anew for each measurement where the state holds no
+    reference, and let go after it.
+    """
+    if held_out is None and inputs.prompts is None:
+        return None
+    answer = None
+    if inputs.prompts is not None:
+        answer = make_answering(
+            cfg.answers,
+            model,
+            inputs.tokenizer,
+            inputs.prompts,
+            seed=cfg.seed,
+            micro_rows=cfg.micro_rows,
+            mesh=mesh,
+        )
+    held_out_numbers = pair_numbers if cfg.paired else unpaired_numbers
+
+    def measure(state) -> dict[str, float]:
+        numbers = {}
+        if held_out is not None:
+            logps = score_rows(cfg, score, state.policy, held_out, mesh=mesh)
+            numbers |= held_out_numbers(cfg.objective, held_out, *logps)
+        if answer is not None:
+            reference = state.reference
+            if reference is None:
+                reference = load_policy(cfg.model, cfg, mesh)[1]
+            numbers |= answer(state.policy, reference)[0]
+        return numbers
+
+    return measure
+
+
+def pair_numbers(
+    objective: PreferenceObjective, held_out: PreferenceSet, logp_BS: np.ndarray
+) -> dict[str, float]:
+    """Loss and its parts over all held-out pairs as one batch, and how far each side has drifted.
+
+    drift_chosen and drift_rejected: mean of log π − log π_ref, nats a completion. A margin can
+    grow while both fall.
+    """
+    whole = held_out.take(np.arange(len(held_out)))
+    logp_ref_BS, length_BS = whole.logp_ref_BS, whole.mask_BST.sum(axis=2)
+    known = dict(logp_ref_BS=logp_ref_BS if objective.needs_reference else None)
+    labels = pair_labels(objective, length_BS, weight_B=whole.weight_B, logp_BS=logp_BS, **known)
+    _, metrics = preference_loss(objective, logp_BS, length_BS, labels, **known)
+    drift_S = (logp_BS - logp_ref_BS).mean(axis=0)
+    names = ("loss", "accuracy", "margin")
+    numbers = {name: float(metric_values(metrics)[name]) for name in names}
+    return numbers | {"drift_chosen": float(drift_S[0]), "drift_rejected": float(drift_S[1])}
+
+
+def unpaired_numbers(
+    objective: UnpairedObjective,
+    held_out: UnpairedSet,
+    logp_B: np.ndarray,
+    logp_other_B: np.ndarray,
+) -> dict[str, float]:
+    """The same for single completions: the margin is between the means of the two classes."""
+    whole = held_out.take(np.arange(len(held_out)))
+    labels = unpaired_labels(
+        objective,
+        whole.desirable_B,
+        logp_B=logp_B,
+        logp_ref_B=whole.logp_ref_B,
+        logp_other_B=logp_other_B,
+        logp_ref_other_B=whole.logp_ref_other_B,
+    )
+    _, metrics = unpaired_loss(objective, logp_B, whole.logp_ref_B, whole.desirable_B, labels)
+    values = metric_values(metrics)
+    numbers = {"loss": values["loss"]}
+    if whole.desirable_B.any() and not whole.desirable_B.all():
+        numbers["margin"] = values["reward_desirable"] - values["reward_undesirable"]
+    drift_B = logp_B - whole.logp_ref_B
+    for name, class_B in (("chosen", whole.desirable_B), ("rejected", ~whole.desirable_B)):
+        if class_B.any():
+            numbers[f"drift_{name}"] = drift_B[class_B].mean()
+    return {name: float(value) for name, value in numbers.items()}
