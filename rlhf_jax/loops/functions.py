@@ -23,8 +23,8 @@ from rlhf_jax.types import PolicyBatch, Prompts, Rollout, Scored
 class Functions:
     """What the loop calls, each compiled once.
 
-    sample, answer, greedy: (params, prompts, key) -> Rollout; G samples a prompt, one held-out
-        answer, the most likely answer (a baseline of ReMax)
+    sample, answer, greedy: (params, prompts, key) -> Rollout; G samples a prompt, held-out
+        answers, the most likely answer (a baseline of ReMax)
     score: (policy, reference, critic, rollout) -> the fields of `Scored` that models give
     label: (objective, rollout, scores, values) -> PolicyBatch, metrics
     update: (state, objective, batch) -> state, metrics
@@ -72,7 +72,8 @@ def build(
 
         return sample
 
-    answering = replace(cfg.sampling, num_samples=1, **cfg.evaluation.decoding())
+    number = cfg.evaluation.num_samples
+    answering = replace(cfg.sampling, num_samples=number, **cfg.evaluation.decoding())
     no_filters = dict.fromkeys(("top_k", "top_p", "min_p"))
     greedily = replace(cfg.sampling, num_samples=1, temperature=0.0, **no_filters)
     answer = sampler_of(answering)

@@ -30,6 +30,8 @@ def answer_held_out(
             cfg, setup.inputs.tokenizer, prompts, rollout, watch=cfg.watch
         ),
         log_probs=lambda rollout: setup.functions.score(policy, reference, None, rollout),
+        config=cfg.evaluation,
+        greedy=lambda prompts: setup.functions.greedy(policy, prompts, key),
     )
     return numbers | judged.means(cfg.rewards, cfg.watch), judged
 
@@ -42,7 +44,8 @@ def measure(
     opened.folder.log(step, {f"eval/{name}": value for name, value in numbers.items()})
     opened.host.setdefault("before", numbers)
     opened.host["after"] = numbers
-    shown = judged.take(np.arange(min(cfg.evaluation.samples_shown, len(judged.prompts))))
+    first_of_each = np.arange(0, len(judged.prompts), cfg.evaluation.num_samples)
+    shown = judged.take(first_of_each[: cfg.evaluation.samples_shown])
     records = shown.records(cfg.rewards, cfg.watch)
     opened.folder.sample(step, [{"held_out": True, **record} for record in records])
     told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
