@@ -128,5 +128,7 @@ def token_metrics(
         metrics["entropy"] = total(entropy_BT, mask_BT)
     if batch.logp_full_BT is not None:
         gap_BT = jnp.abs(old_BT - batch.logp_full_BT)
-        metrics["sampler_gap"] = total(gap_BT, mask_BT & ~jnp.isnan(gap_BT))
+        known_BT = mask_BT & ~jnp.isnan(gap_BT)
+        metrics["sampler_gap"] = total(gap_BT, known_BT)
+        metrics["sampler_gap_max"] = Peak(peak=jnp.max(jnp.where(known_BT, gap_BT, 0)))
     return metrics

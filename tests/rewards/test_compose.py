@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.rewards.compose import reward_names, score_completions
+from rlhf_jax.rewards.compose import reward_names, score_completions, score_steps
 
 
 class Unreadable:
@@ -107,3 +107,34 @@ def test_a_reward_cannot_change_what_the_next_one_sees():
 def test_names():
     twice = [length, bind(length, scale=2.0), only_even]
     assert reward_names(twice) == ["length_1", "length_2", "only_even"]
+
+
+def steps_of(returned, completions=("abcd", "ab")):
+    def process(prompts, completions, rows):
+        return returned
+
+    count = len(completions)
+    return score_steps(process, ["p"] * count, completions, [{}] * count)
+
+
+def test_steps_are_read():
+    assert steps_of([[(2, 0.5), (np.int64(4), np.float32(1))], None]) == [[(2, 0.5), (4, 1.0)], []]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "process reward process must return a list of 2 rows"),
+        ([[]], "must return a list of 2 rows"),
+        ([[], [(1, 2, 3)]], r"row 1: \(1, 2, 3\) is not an \(end, score\) pair"),
+        ([[(0, 1.0)], []], r"row 0: a step ends at character 0; .* lie in 1\.\.4"),
+        ([[(3, 1.0), (3, 1.0)], []], "row 0: a step ends at character 3; ends must grow"),
+        ([[], [(3, 1.0)]], r"row 1: a step ends at character 3; .* lie in 1\.\.2"),
+        ([[(1.0, 1.0)], []], "row 0: a step ends at character 1.0"),
+        ([[(1, None)], []], "row 0: None is not a number"),
+        ([[(1, float("nan"))], []], "row 0: the score is nan"),
+    ],
+)
+def test_what_a_process_reward_may_not_return(returned, message):
+    with pytest.raises(ConfigError, match=message):
+        steps_of(returned)

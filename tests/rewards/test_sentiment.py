@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from rlhf_jax.rewards.sentiment import vader
+from rlhf_jax.rewards.sentiment import vader, vader_sentences
 
 
 def test_known_scores():
@@ -24,3 +24,10 @@ def test_empty_text_and_threads():
     thread.start()
     thread.join()
     assert found == [0, 0]
+
+
+def test_sentences_are_steps():
+    (steps,) = vader_sentences([""], [' She was happy! He cried: "I am sad." And'], [{}])
+    assert [end for end, _ in steps] == [15, 37, 41]
+    assert steps[0][1] > 0 > steps[1][1] and steps[2][1] == 0
+    assert vader_sentences(["", ""], ["", "..."], [{}, {}]) == [[], [(3, 0.0)]]

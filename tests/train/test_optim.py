@@ -101,3 +101,14 @@ def test_bad_schedule_names_the_nearest():
         OptimConfig(schedule="cosinus")
     with pytest.raises(ConfigError, match="total_updates"):
         make_optimizer(OptimConfig(), 0)
+
+
+def test_nemo_rl_305_schedules_count_updates_not_rollouts():
+    """4 minibatches a rollout, a warm-up of 2: by updates the first rollout ends at the peak, by
+    rollouts it would end at half of it. We count updates, and the log says which rate was used."""
+    tx = make_optimizer(OptimConfig(learning_rate=1.0, warmup_updates=2), total_updates=8)
+    state, rates = tx.init(params()), []
+    for _ in range(4):
+        _, state = tx.update(jax.tree.map(jnp.ones_like, params()), state, params())
+        rates.append(float(read_learning_rate(state)))
+    assert rates == [0.5, 1.0, 1.0, 1.0]

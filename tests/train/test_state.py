@@ -67,6 +67,19 @@ def test_policy_reference_and_caller_share_no_buffer():
     np.testing.assert_array_equal(newer.policy["norm_out"]["scale_D"], np.arange(4.0))
 
 
+def test_a_reference_may_follow_as_a_moving_average():
+    state = init_state(params(), optax.sgd(1.0), with_reference=True)
+    state = replace(state, policy={"norm_out": {"scale_D": jnp.full(4, 10.0)}})
+    want = np.arange(4.0)
+    for _ in range(2):
+        state = refresh_reference(state, 0.25)
+        want = 0.25 * 10.0 + 0.75 * want
+        np.testing.assert_allclose(state.reference["norm_out"]["scale_D"], want, rtol=1e-6)
+    np.testing.assert_array_equal(state.policy["norm_out"]["scale_D"], 10.0)
+    copied = refresh_reference(state, 1.0)
+    np.testing.assert_array_equal(copied.reference["norm_out"]["scale_D"], 10.0)
+
+
 def plain_advantage(scored, reward_BT):
     return reward_BT
 
