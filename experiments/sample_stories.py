@@ -2,7 +2,7 @@
 
     python -m experiments.sample_stories --model ../shared/models/stories260K/hf
 
-Four continuations of each training opening at temperature 1, with their VADER scores, as rows of
+Sixteen continuations of each training opening at temperature 1, with their VADER scores, as rows of
 runs/sample_stories. Half a minute on two CPU cores. The experiments that read them draw nothing.
 """
 
@@ -16,7 +16,7 @@ CONFIG = SampleConfig(
     model=grpo_stories.CONFIG.model,
     prompts=grpo_stories.CONFIG.prompts,
     rewards=grpo_stories.CONFIG.rewards,
-    sampling=SamplingConfig(num_samples=4, max_new_tokens=48, max_prompt_tokens=64),
+    sampling=SamplingConfig(num_samples=16, max_new_tokens=48, max_prompt_tokens=64),
     num_prompts=32,
 )
 
