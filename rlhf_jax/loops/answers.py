@@ -53,7 +53,7 @@ class AnswersConfig:
     def __post_init__(self):
         check_number("answers.num_prompts", self.num_prompts, low=1)
         check_choice("answers.over_long", self.over_long, OVER_LONG)
-        check_rewards(self.rewards, self.weights)
+        check_rewards(self.rewards, self.reward_weights)
         self.sampling  # noqa: B018  refuses lengths and temperatures that cannot be
 
     @property

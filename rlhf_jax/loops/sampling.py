@@ -88,7 +88,7 @@ class SampleConfig:
         check_choice("part", self.part, ("train", "held_out"))
         check_choice("over_long", self.over_long, OVER_LONG)
         check_choice("compute_dtype", self.compute_dtype, DTYPES)
-        check_rewards(self.rewards, self.weights)
+        check_rewards(self.rewards, self.reward_weights)
 
     @property
     def weights(self) -> tuple[float, ...]:

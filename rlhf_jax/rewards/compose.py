@@ -33,12 +33,17 @@ def _name(reward: Callable) -> str:
 
 
 def check_rewards(rewards: Sequence[Callable], weights: Sequence[float]) -> None:
-    """Refuse an option `rewards` that is no tuple or empty, and weights that do not fit it."""
+    """Refuse an option `rewards` that is no tuple or empty, and weights that do not fit it.
+
+    Args:
+        rewards: the option.
+        weights: one a function; empty: all 1.
+    """
     if not isinstance(rewards, (tuple, list)):
         raise ConfigError(f"rewards is {rewards!r}, not a tuple: write (bind(...),)")
     if not rewards:
         raise ConfigError("rewards is empty: a run that scores needs a reward function")
-    if len(weights) != len(rewards):
+    if weights and len(weights) != len(rewards):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(rewards)} rewards")
     for weight in weights:
         check_number("reward_weights", weight)

@@ -6,7 +6,7 @@ import jax
 import pytest
 from toy import write_policy
 
-from rlhf_jax.loops import offline, run, setup
+from rlhf_jax.loops import offline, run, sampling, setup
 from rlhf_jax.parallel.mesh import make_mesh
 
 
@@ -23,6 +23,7 @@ def one_device():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "make_mesh", make_one)
         patch.setattr(offline, "make_mesh", make_one)
+        patch.setattr(sampling, "make_mesh", make_one)
         yield
 
 
