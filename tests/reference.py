@@ -10,6 +10,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from reference_surrogates import STOPPED, surrogate_row
 
 from rlhf_jax.types import PolicyBatch, Scored
 
@@ -81,6 +82,8 @@ def sample_scored(seed: int = 0, fill: float = 0.0) -> Scored:
         logp_ref_BT=field(logp_BT + draw.normal(scale=0.4, size=shape)),
         value_BT=field(draw.normal(size=shape)),
         last_value_B=jnp.asarray(draw.normal(size=8), jnp.float32),
+        baseline_B=jnp.asarray(draw.normal(size=8), jnp.float32),
+        entropy_BT=field(draw.uniform(0, 2, shape)),
     )
 
 
@@ -119,21 +122,7 @@ def product_ratio(logp_T, old_T, mask_T):
     return [ratio if m else 1.0 for m in mask_T]
 
 
-# --- surrogates and penalties: one token -------------------------------------------------------
-
-
-def unclipped(ratio, advantage):
-    return -ratio * advantage
-
-
-def clipped(ratio, advantage, *, low, high):
-    bounded = min(max(ratio, 1 - low), 1 + high)
-    return -min(ratio * advantage, bounded * advantage)
-
-
-def dual_clipped(ratio, advantage, *, low, high, cap):
-    objective = -clipped(ratio, advantage, low=low, high=high)
-    return -max(objective, cap * advantage) if advantage < 0 else -objective
+# --- penalties: one token ------------------------------------------------------------------------
 
 
 def k1(logp, ref):
@@ -222,6 +211,15 @@ def without_self(scores, i):
     return scores[i] - sum(others) / len(others)
 
 
+def against_others(scores, i, *, ddof, eps):
+    others = scores[:i] + scores[i + 1 :]
+    mean = sum(others) / len(others)
+    if len(set(others)) == 1:
+        return scores[i] - mean
+    variance = sum((s - mean) ** 2 for s in others) / (len(others) - ddof)
+    return (scores[i] - mean) / (math.sqrt(variance) + eps)
+
+
 def whitened(x_BT, mask_BT, eps=1e-8):
     kept = [x for row, m in zip(x_BT, mask_BT, strict=True) for x in _kept(row, m)]
     mean = sum(kept) / len(kept)
@@ -237,8 +235,13 @@ def whitened(x_BT, mask_BT, eps=1e-8):
 _HERE = globals()
 
 
-def policy_loss(objective, logp_BT, batch, *, entropy_BT=None, value_BT=None) -> float:
-    """`algorithms.objective.policy_loss` of one whole batch, the parts looked up here by name."""
+def policy_loss(
+    objective, logp_BT, batch, *, entropy_BT=None, value_BT=None, frozen_BT=None
+) -> float:
+    """`algorithms.objective.policy_loss` of one whole batch, the parts looked up here by name.
+
+    `frozen_BT`: the ratios that a surrogate takes without gradient, for differences around them.
+    """
 
     def part(bound):
         return lambda *args: _HERE[bound.fn.__name__](*args, **bound.kw)
@@ -253,13 +256,16 @@ def policy_loss(objective, logp_BT, batch, *, entropy_BT=None, value_BT=None) ->
     loss_BT = []
     for b, mask_T in enumerate(mask_BT):
         ratio_T = part(objective.ratio)(logp_BT[b], old[b], mask_T)
-        row = [0.0] * len(mask_T)
+        stopped = objective.surrogate.fn.__name__ in STOPPED and frozen_BT is not None
+        used_T = frozen_BT[b] if stopped else ratio_T
+        row = surrogate_row(objective.surrogate, logp_BT[b], old[b], used_T, advantage[b], mask_T)
         for t in (t for t, m in enumerate(mask_T) if m):
-            row[t] = part(objective.surrogate)(ratio_T[t], advantage[b][t])
             if correction is not None:
                 row[t] *= correction[b][t]
             if objective.loss_kl is not None:
                 kl = part(objective.loss_kl.estimator)(logp_BT[b][t], ref[b][t])
+                if objective.loss_kl.ratio is not None:
+                    kl *= part(objective.loss_kl.ratio)(logp_BT[b], old[b], mask_T)[t]
                 row[t] += objective.loss_kl.coef * kl
             if objective.entropy is not None:
                 row[t] -= objective.entropy * entropy_BT[b][t]

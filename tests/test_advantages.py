@@ -8,16 +8,18 @@ import reference
 from reference import GROUP_B, MASK_BT, rows_of, sample_scored
 
 from rlhf_jax.advantages import (
-    discounted_returns,
     gae,
-    gae_advantages,
+    gae_adaptive,
     gae_continued,
+    greedy_baseline,
     group_centre,
     group_centred,
     group_leave_one_out,
+    group_leave_one_out_normalised,
     group_norm,
     group_normalise,
     leave_one_out,
+    leave_one_out_norm,
     mixed_group,
     reward_to_go,
 )
@@ -30,11 +32,14 @@ REWARD_BT = jnp.asarray(
 ESTIMATORS = [
     bind(gae, gamma=0.9, lam=0.8),
     bind(gae_continued, gamma=0.9, lam=0.8),
+    bind(gae_adaptive, gamma=0.9, alpha=0.5),
     bind(reward_to_go, gamma=0.9),
+    bind(greedy_baseline),
     bind(group_norm, ddof=1, eps=1e-4),
     bind(group_norm),
     bind(group_centre),
     bind(leave_one_out),
+    bind(leave_one_out_norm, ddof=0, eps=1e-3),
 ]
 
 
@@ -47,22 +52,34 @@ def group(scores, fn, **numbers):
 def scalar(estimator, scored, reward_BT):
     name, kw = estimator.fn.__name__, estimator.kw
     mask_BT, reward_BT = rows_of(scored.mask_BT), rows_of(reward_BT)
-    if name in ("gae", "gae_continued", "reward_to_go"):
+    valid_B = [any(v) and any(m) for v, m in zip(rows_of(scored.valid_BC), mask_BT, strict=True)]
+    if "gae" in name or name in ("reward_to_go", "greedy_baseline"):
         last_B = rows_of(scored.last_value_B * scored.truncated_B * (name == "gae_continued"))
-        value_BT = rows_of(scored.value_BT * (name != "reward_to_go"))
-        numbers = {"gamma": kw["gamma"], "lam": kw.get("lam", 1.0)}
-        columns = zip(reward_BT, value_BT, mask_BT, last_B, strict=True)
-        return [reference.gae_row(*row, last_value=last, **numbers) for *row, last in columns]
+        value_BT = rows_of(scored.value_BT * ("gae" in name))
+        out = []
+        for *row, last in zip(reward_BT, value_BT, mask_BT, last_B, strict=True):
+            lam = kw.get("lam", 1.0)
+            if name == "gae_adaptive":
+                lam = max(0.0, 1 - 1 / (kw["alpha"] * max(sum(row[2]), 1)))
+            out.append(
+                reference.gae_row(*row, last_value=last, gamma=kw.get("gamma", 1.0), lam=lam)
+            )
+        if name != "greedy_baseline":
+            return out
+        rows = zip(out, mask_BT, rows_of(scored.baseline_B), valid_B, strict=True)
+        return [
+            [(x - b) * (m and v) for x, m in zip(r, mask, strict=True)] for r, mask, b, v in rows
+        ]
     score_B = [
         sum(r for r, m in zip(*row, strict=True) if m)
         for row in zip(reward_BT, mask_BT, strict=True)
     ]
-    valid_B = [any(v) and any(m) for v, m in zip(rows_of(scored.valid_BC), mask_BT, strict=True)]
     numbers = {"ddof": kw.get("ddof", 0), "eps": kw.get("eps", 1e-6)}
     fn = {
         "group_norm": lambda s, i: reference.normalise(s, i, **numbers),
         "group_centre": reference.centre,
         "leave_one_out": reference.without_self,
+        "leave_one_out_norm": lambda s, i: reference.against_others(s, i, **numbers),
     }[name]
     by_row_B = reference.group_scores(score_B, rows_of(GROUP_B), valid_B, fn)
     return [[a if m else 0.0 for m in row] for a, row in zip(by_row_B, mask_BT, strict=True)]
@@ -86,7 +103,7 @@ def test_junk_in_the_padding_changes_nothing(estimator):
     assert not np.any(advantage_BT[~MASK_BT])
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS[3:], ids=repr)
+@pytest.mark.parametrize("estimator", ESTIMATORS[4:], ids=repr)
 def test_order_of_rows_does_not_matter(estimator):
     order = np.random.default_rng(0).permutation(8)
     scored = sample_scored()
@@ -165,6 +182,7 @@ ALL_GROUP_FUNCTIONS = [
     bind(group_normalise, ddof=1, eps=1e-8),
     bind(group_centred),
     bind(group_leave_one_out),
+    bind(group_leave_one_out_normalised, ddof=0, eps=1e-8),
 ]
 
 
@@ -210,82 +228,3 @@ def test_leave_one_out_is_the_centred_score_times_k_over_k_minus_one():
 
 def test_two_samples_normalise_to_one():
     np.testing.assert_allclose(group([3, 7], group_normalise, ddof=0, eps=0.0), [-1, 1], rtol=1e-6)
-
-
-# --- credit over time --------------------------------------------------------------------------
-
-
-def advantages(reward_T, value_T, mask_T=None, last=None, **numbers):
-    mask_T = np.ones(len(reward_T), bool) if mask_T is None else np.array(mask_T, bool)
-    last_B = None if last is None else jnp.array([last])
-    args = (jnp.array([reward_T]), jnp.array([value_T]), jnp.asarray(mask_T)[None])
-    return np.asarray(gae_advantages(*args, last_value_B=last_B, **numbers))[0]
-
-
-REWARD_T, VALUE_T = [-0.02, 0.01, -0.03, 1.0], [0.5, 0.6, 0.55, 0.7]
-
-
-@pytest.mark.parametrize(
-    ("gamma", "lam", "expected"),
-    [
-        (1.0, 0.95, [0.407512, 0.344750, 0.405000, 0.300000]),
-        (1.0, 1.0, [0.46, 0.38, 0.42, 0.3]),  # returns [.96, .98, .97, 1] − V
-        (0.99, 0.95, [0.380733, 0.326139, 0.395150, 0.300000]),
-        (1.0, 0.0, [0.08, -0.04, 0.12, 0.3]),  # δ_t
-    ],
-)
-def test_gae_golden(gamma, lam, expected):
-    advantage_T = advantages(REWARD_T, VALUE_T, gamma=gamma, lam=lam)
-    np.testing.assert_allclose(advantage_T, expected, atol=2e-6)
-
-
-def test_gae_token_pipeline_golden():
-    advantage_T = advantages([-0.02, -0.04, 0.85], [0.2, 0.3, 0.5], gamma=1.0, lam=0.95)
-    np.testing.assert_allclose(advantage_T, [0.547875, 0.4925, 0.35], atol=1e-6)
-    target_T = advantage_T + np.array([0.2, 0.3, 0.5])
-    np.testing.assert_allclose(target_T, [0.747875, 0.7925, 0.85], atol=1e-6)
-
-
-def test_gae_skips_observation_tokens():
-    # the same as rewards [0, 1], values [.5, .7]; the 99 is a tool's token
-    advantage_T = advantages([0.0, 0.0, 1.0], [0.5, 99.0, 0.7], [1, 0, 1], gamma=1.0, lam=0.95)
-    np.testing.assert_allclose(advantage_T, [0.485, 0, 0.3], atol=1e-6)
-    # and takes no discount for them
-    skipped_T = advantages([0.0, 0.0, 1.0], [0.5, 99.0, 0.7], [1, 0, 1], gamma=0.5, lam=0.5)
-    close_T = advantages([0.0, 1.0], [0.5, 0.7], gamma=0.5, lam=0.5)
-    np.testing.assert_allclose(skipped_T[[0, 2]], close_T, atol=1e-6)
-
-
-def test_gae_does_not_bootstrap_from_the_padding():
-    short_T = advantages(REWARD_T, VALUE_T, gamma=1.0, lam=0.95)
-    padded_T = advantages([*REWARD_T, 5.0], [*VALUE_T, 0.9], [1, 1, 1, 1, 0], gamma=1.0, lam=0.95)
-    np.testing.assert_array_equal(padded_T, [*short_T, 0])
-
-
-def test_only_gae_continued_bootstraps_and_only_rows_that_were_cut_short():
-    # with V(end) = .4 the last δ is 1 + .4 − .7
-    cut_T = advantages(REWARD_T, VALUE_T, last=0.4, gamma=1.0, lam=0.0)
-    np.testing.assert_allclose(cut_T, [0.08, -0.04, 0.12, 0.7], atol=1e-6)
-    scored = sample_scored()
-    differs_BT = gae(scored, REWARD_BT) != gae_continued(scored, REWARD_BT)
-    np.testing.assert_array_equal(np.any(differs_BT, axis=1), scored.truncated_B)
-
-
-def test_returns_golden():
-    # k1 [.1, .2, .3], β .5, outcome 1: rewards [−.05, −.10, .85]
-    reward_BT = jnp.array([[-0.05, -0.10, 0.85]])
-    returns_BT = discounted_returns(reward_BT, jnp.ones((1, 3), bool), gamma=1.0)
-    np.testing.assert_allclose(returns_BT, [[0.70, 0.75, 0.85]], atol=1e-6)
-
-
-def test_critic_target_is_the_mixture_of_n_step_returns():
-    lam, horizon = 0.95, 4
-    target_T = advantages(REWARD_T, VALUE_T, gamma=1.0, lam=lam) + VALUE_T
-    for t in range(horizon):
-        left = horizon - t
-        n_step = [
-            sum(REWARD_T[t : t + n]) + (VALUE_T[t + n] if n < left else 0.0)
-            for n in range(1, left + 1)
-        ]
-        weights = [(1 - lam) * lam ** (n - 1) for n in range(1, left)] + [lam ** (left - 1)]
-        np.testing.assert_allclose(target_T[t], np.dot(weights, n_step), rtol=1e-5)

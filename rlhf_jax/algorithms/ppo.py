@@ -13,7 +13,6 @@ from rlhf_jax.losses.surrogate import clipped, token_ratio
 from rlhf_jax.losses.value import ValueTerm, clipped_squared, squared
 from rlhf_jax.ops.masked import whiten
 
-
 _WHITEN = bind(whiten)  # over all counted tokens of the rollout
 
 

@@ -7,8 +7,10 @@ import pytest
 import reference
 from reference import MASK_BT, numeric_gradient, rows_of, sample_batch
 
+from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.losses.kl import KL, adaptive_coef, k1, k2, k3
+from rlhf_jax.losses.kl import KL, adaptive_coef, k1, k2, k3, kl_tokens, with_gradient
+from rlhf_jax.losses.surrogate import token_ratio
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 LOGP_BT, BATCH = sample_batch()
@@ -28,7 +30,17 @@ CATEGORICALS = {
         0.567689,
         2.807013,
     ),
+    "broad": (
+        [0.34, 0.33, 0.33],
+        [0.9, 0.09, 0.01],
+        1.251638,
+        2.456853,
+        1.829510,
+        2.570238,
+        0.895894,
+    ),
 }
+# bias of k2: +.060353 (far), −.160688 (peaked), +1.205215 (broad)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -93,6 +105,75 @@ def test_which_gradient_is_the_kls():
     np.testing.assert_allclose(as_loss(k3), reverse_V, atol=1e-6)
     np.testing.assert_allclose(as_reward(k1), true_V, atol=1e-6)
     np.testing.assert_allclose(as_reward(k3), [-0.001062, 0.006115, -0.005053], atol=1e-6)
+    both = bind(with_gradient, value=k3, gradient=k2)
+    np.testing.assert_allclose(as_loss(both), true_V, atol=1e-6)
+    at = (jnp.log(policy_V), jnp.log(ref_V))
+    np.testing.assert_array_equal(both(*at), k3(*at))  # the value to the bit
+
+
+def test_two_actions():
+    """p [.7, .3], q [.5, .5]: KL .082283; logit gradient ±.177933 by k2, ±.2 by k3, 0 by k1."""
+    policy_V, ref_V = jnp.array([0.7, 0.3]), jnp.array([0.5, 0.5])
+    np.testing.assert_allclose(jnp.sum(policy_V * jnp.log(policy_V / ref_V)), 0.082283, atol=1e-6)
+    for fn, expected in ((k1, 0.0), (k2, 0.177933), (k3, 0.2)):
+        gradient_V = jax.grad(
+            lambda z, fn=fn: jnp.sum(policy_V * fn(jax.nn.log_softmax(z), jnp.log(ref_V)))
+        )(jnp.log(policy_V))
+        np.testing.assert_allclose(gradient_V, [expected, -expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", [k1, k3])
+def test_the_ratio_makes_value_and_gradient_right_off_policy(estimator):
+    """Tokens of π_old [.2, .3, .5]: Σ π_old·r·k is KL(π ‖ π_ref), and its gradient the true one."""
+    policy_V, ref_V = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.4, 0.4, 0.2])
+    old_V, logits_V = jnp.array([0.2, 0.3, 0.5]), jnp.log(policy_V)
+    old_BT, ref_BT, one_BT = (
+        jnp.log(old_V)[:, None],
+        jnp.log(ref_V)[:, None],
+        jnp.ones((3, 1), bool),
+    )
+
+    def mean(kl):
+        def fn(z):
+            logp_BT = jax.nn.log_softmax(z)[:, None]
+            return jnp.sum(old_V[:, None] * kl_tokens(kl, logp_BT, old_BT, ref_BT, one_BT))
+
+        return jax.value_and_grad(fn)(logits_V)
+
+    value, gradient_V = mean(KL(estimator=estimator, coef=1.0, ratio=token_ratio))
+    np.testing.assert_allclose(value, 0.025267, atol=1e-6)
+    np.testing.assert_allclose(gradient_V, [0.098938, -0.093885, -0.005053], atol=1e-6)
+    value, gradient_V = mean(KL(estimator=estimator, coef=1.0))
+    assert abs(value - 0.025267) > 1e-3 and np.max(np.abs(gradient_V - 0.098938)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("mu", "kl", "stds", "bias"),
+    [
+        (0.1, 0.005, (20.0, 1.417745, 1.416575), 0.0025),
+        (1.0, 0.5, (2.0, 1.732051, 1.695030), 0.25),
+    ],
+)
+def test_gaussians(mu, kl, stds, bias):
+    """π = N(0, 1), π_ref = N(μ, 1), by quadrature: std over KL, and the relative bias of k2."""
+    x = np.linspace(-12.0, 12.0, 24001)
+    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+    logp, ref = -(x**2) / 2, -((x - mu) ** 2) / 2
+    for fn, std, relative in zip((k1, k2, k3), stds, (0.0, bias, 0.0), strict=True):
+        value = np.asarray(fn(jnp.float32(logp), jnp.float32(ref)), np.float64)
+        mean = density @ value
+        np.testing.assert_allclose(mean / kl - 1, relative, atol=2e-4)
+        np.testing.assert_allclose(np.sqrt(density @ value**2 - mean**2) / kl, std, rtol=1e-3)
+
+
+def test_k3_with_its_ratio_upside_down_is_another_divergence():
+    """exp(log π − log π_ref) − 1 − (log π − log π_ref) has the mean χ² − KL: 9.977, not 1.252."""
+    policy_V, ref_V = map(jnp.array, CATEGORICALS["broad"][:2])
+    upside_down_V = k3(jnp.log(ref_V), jnp.log(policy_V))
+    np.testing.assert_allclose(policy_V @ upside_down_V, 9.976806, rtol=1e-5)
+    np.testing.assert_allclose(
+        policy_V @ k3(jnp.log(policy_V), jnp.log(ref_V)), 1.251638, rtol=1e-5
+    )
 
 
 def test_k3_keeps_its_digits_near_zero():

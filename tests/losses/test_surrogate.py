@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 from reference import MASK_BT, numeric_gradient, rows_of, sample_batch
+from reference_surrogates import surrogate_row
 
 from rlhf_jax.bind import bind
 from rlhf_jax.losses.surrogate import (
@@ -32,12 +33,9 @@ def by_name(part):
     return getattr(part, "__name__", repr(part))
 
 
-def scalar_surrogate(surrogate, ratio_BT):
-    fn = getattr(reference, surrogate.fn.__name__)
-    return [
-        [fn(r, a, **surrogate.kw) if m else 0.0 for r, a, m in zip(*row, strict=True)]
-        for row in zip(ratio_BT, rows_of(ADVANTAGE_BT), rows_of(MASK_BT), strict=True)
-    ]
+def scalar_surrogate(surrogate, logp_BT):
+    columns = (logp_BT, rows_of(OLD_BT), scalar_ratio(token_ratio, logp_BT), rows_of(ADVANTAGE_BT))
+    return [surrogate_row(surrogate, *row) for row in zip(*columns, rows_of(MASK_BT), strict=True)]
 
 
 def scalar_ratio(ratio, logp_BT):
@@ -62,7 +60,7 @@ def test_surrogate_equals_the_loop_in_value_and_gradient(surrogate, jit):
         return jnp.sum(loss_BT), loss_BT
 
     def loop(logp_BT):
-        return scalar_surrogate(surrogate, scalar_ratio(token_ratio, logp_BT))
+        return scalar_surrogate(surrogate, logp_BT)
 
     fn = jax.grad(total, has_aux=True)
     gradient_BT, loss_BT = (jax.jit(fn) if jit else fn)(LOGP_BT)
@@ -128,6 +126,7 @@ def test_gradient_is_full_at_ratio_one_even_with_no_width(advantage):
         (0.5, 1, 3.0, 0.5, 1),
         (1.0, -1, 3.0, -1.0, -1),
         (10.0, -4, 3.0, -12.0, 0),
+        (1.3, 2, 3.0, 2.4, 0),  # past the clip the gradient is 0, not "reduced"
     ],
 )
 def test_dual_clip_golden(ratio, advantage, cap, objective, slope):
@@ -135,6 +134,36 @@ def test_dual_clip_golden(ratio, advantage, cap, objective, slope):
     np.testing.assert_allclose(
         surrogate_at(ratio, advantage, surrogate), (objective, slope), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("ratio", [0.5, 1.1, 1.5, 3.0, 5.0, 10.0])
+def test_two_sided_cap_is_the_dual_clip(ratio, advantage):
+    """min(min(r, δ)·Â, clip(r, 1 ± ε)·Â), δ = 4: nothing else than c = δ."""
+    delta, low, high = 4.0, 0.2, 0.28
+    capped = min(min(ratio, delta) * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    dual = bind(dual_clipped, low=low, high=high, cap=delta)
+    np.testing.assert_allclose(surrogate_at(ratio, advantage, dual)[0], capped, rtol=1e-6)
+
+
+def test_a_clip_bounds_no_ratio():
+    """Â < 0, r > 1 + ε: the gradient is live and grows with r; only a cap ends it."""
+    log_r = jnp.log(jnp.float32(50.0))
+
+    def slope(surrogate):
+        one = jnp.ones((1, 1))
+
+        def loss(x):
+            return surrogate(x * one, 0 * one, jnp.exp(x) * one, -one, one > 0)[0, 0]
+
+        return jax.grad(loss)(log_r)
+
+    np.testing.assert_allclose(slope(bind(clipped, low=0.2, high=0.2)), 50.0, rtol=1e-5)
+    assert slope(bind(dual_clipped, low=0.2, high=0.2, cap=3.0)) == 0
+    # ε = 10: the interval [−9, 11], whose lower end no ratio reaches
+    wide = bind(clipped, low=10.0, high=10.0)
+    assert surrogate_at(1e-3, -1.0, wide)[1] == -1 and surrogate_at(10.9, 1.0, wide)[1] == 1
+    assert surrogate_at(11.1, 1.0, wide)[1] == 0
 
 
 def test_row_ratios_golden():
