@@ -162,8 +162,8 @@ def discopop(
 ) -> Array:
     """ℓ = (1 − m)·(−log σ(ρ)) + m·e^(−ρ), ρ = β·h, m = σ(ρ/τ)   (2406.08414, LRML)
 
-    Not convex: dℓ/dρ is +.784264 at ρ = 0, so the first step from the reference *lowers* the
-    margin, to a minimum at ρ = −.118570; beyond the maximum at +.072006 it falls again (τ = .05).
+    Not convex: at τ = .05 dℓ/dρ is +.784264 at ρ = 0, so the first step from the reference *lowers*
+    the margin, to a minimum at ρ = −.118570; beyond the maximum at +.072006 it falls again.
 
     Args:
         logp_BS, logp_ref_BS, length_BS: as in the head of this file.
