@@ -46,6 +46,8 @@ setup(
         "cuda": ["jax[cuda13]>=0.9.2"],
         "rewards": ["reasoning-gym>=0.1.23", "math-verify>=0.8", "jsonschema>=4.23"],
         "figures": ["pandas>=2.2", "scipy>=1.14"],
-        "parity": ["torch>=2.6", "trl>=0.24"],
+        # The losses of TRL are called as they stand inside its trainers, so one minor version, the
+        # last with PPO. torch's CPU build is enough, where pip is shown one: 2.13.0+cpu.
+        "parity": ["torch>=2.13,<2.14", "trl>=1.12,<1.13"],
     },
 )
