@@ -13,6 +13,7 @@ from rlhf_jax.loops.online import run
 CONFIG = replace(
     grpo_stories.CONFIG,
     out="runs/dapo_stories",
+    num_steps=60,
     objective=dapo(),
 )
 

@@ -1,7 +1,7 @@
-"""GSPO (2507.18071): `grpo_stories` with another objective, and two updates a rollout, so that
-the narrow clip of its sequence ratio acts.
+"""GSPO (2507.18071), which has no KL term: `grpo_stories` with another objective, and two updates a
+rollout, so that the narrow clip of its sequence ratio acts.
 
-python -m experiments.gspo_stories --model ../shared/models/stories260K/hf
+    python -m experiments.gspo_stories --model ../shared/models/stories260K/hf
 """
 
 from dataclasses import replace
@@ -14,6 +14,7 @@ from rlhf_jax.loops.online import run
 CONFIG = replace(
     grpo_stories.CONFIG,
     out="runs/gspo_stories",
+    num_steps=60,
     objective=gspo(),
     minibatch_rows=64,
 )

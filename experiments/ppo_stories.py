@@ -1,7 +1,7 @@
 """PPO with a critic (1707.06347, 1909.08593): `grpo_stories` with another objective, and two epochs
 of two updates a rollout.
 
-python -m experiments.ppo_stories --model ../shared/models/stories260K/hf
+    python -m experiments.ppo_stories --model ../shared/models/stories260K/hf
 """
 
 from dataclasses import replace
@@ -15,6 +15,7 @@ from rlhf_jax.train.optim import OptimConfig
 CONFIG = replace(
     grpo_stories.CONFIG,
     out="runs/ppo_stories",
+    num_steps=60,
     objective=ppo(),
     num_epochs=2,
     minibatch_rows=64,

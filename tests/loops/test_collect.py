@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from toy import online_config
 
+from rlhf_jax.advantages import process_norm
 from rlhf_jax.algorithms.dapo import dapo
 from rlhf_jax.bind import bind
 from rlhf_jax.loops.collect import fill_batch, judge, minibatches
@@ -177,6 +178,95 @@ def test_the_judge_reads_what_was_sampled():
     assert seen["texts"] == [f"0{p}" for p in range(P) for _ in range(G)]
     assert seen["completions"] == ["01", "12", "23", "34"] * P
     assert [row["text"] for row in seen["rows"]] == seen["texts"]
+
+
+def greedy_of(prompts):
+    """One answer a prompt, "z" and a score: 5 for the first prompt of a draw, one more each."""
+    answers = [TOKENIZER.encode(f"z{5 + p}", add_bos=False) for p in range(P)]
+    if prompts.texts[0] == "00":
+        answers[1] = TOKENIZER.encode("z?", add_bos=False)  # that nobody can score
+    tokens_BT = np.concatenate([prompts.tokens_PL, np.asarray(answers, np.int32)], axis=1)
+    zero_BT = np.zeros(tokens_BT.shape, np.float32)
+    return Rollout(
+        tokens_BT=tokens_BT,
+        attend_BT=zero_BT == 0,
+        mask_BT=np.broadcast_to((np.arange(L + R) >= L)[None], (P, L + R)),
+        logp_sampler_BT=zero_BT,
+        logp_full_BT=zero_BT,
+        entropy_BT=zero_BT,
+        group_B=np.arange(P, dtype=np.int32),
+        truncated_B=np.zeros(P, bool),
+    )
+
+
+def watched(prompts, completions, rows):
+    return [None if text[0] == "1" else ord(text[-1]) / 2 for text in completions]
+
+
+def middle_and_end(prompts, completions, rows):
+    return [[(1, 0.5), (2, float(ord(c[1])))] for c in completions]
+
+
+def test_what_is_known_of_a_row_follows_it_through_the_filter():
+    """Baseline, watched score and steps, as the kept groups of two draws are put together."""
+    draws = [["1111", "0101", "0000", "2222"], ["5555", "5556", "1212", "1102"]]
+    cfg = config(
+        objective=replace(dapo(), advantage=bind(process_norm)),
+        watch=(bind(watched),),
+        process_reward=bind(middle_and_end),
+    )
+    _, judged, count = fill_batch(
+        cfg, lambda attempt: drawn(attempt, draws[attempt]), TOKENIZER, greedy=greedy_of
+    )
+    assert count == 2 and judged.prompts[::G] == ["01", "11", "12", "13"]
+    assert judged.baseline_B.tolist() == [0] * G + [6] * G + [7] * G + [8] * G
+    for b, text in enumerate(judged.completions):
+        assert bool(judged.watch_valid_BC[b, 0]) == (text[0] != "1")
+        assert judged.watch_BC[b, 0] == (0 if text[0] == "1" else ord(text[-1]) / 2)
+        assert np.flatnonzero(judged.step_end_BT[b]).tolist() == [L, L + 1]
+        assert judged.step_score_BT[b, L:].tolist() == [0.5, ord(text[1])]
+    assert judged.scores().keys() == {
+        *("score_BC", "valid_BC", "baseline_B", "step_end_BT", "step_score_BT")
+    }
+    means = judged.means(cfg.rewards, cfg.watch)
+    assert means.keys() == {"watch/watched"}
+    told = judged.watch_BC[judged.watch_valid_BC[:, 0]]
+    assert means["watch/watched"] == pytest.approx(told.mean())
+    record = judged.records(cfg.rewards, cfg.watch)[1]
+    assert record["spelled_score"] == 1 and record["watched"] is None
+
+
+def test_several_scores_are_reported_apart():
+    cfg = config(rewards=(bind(spelled_score), bind(one)), reward_weights=(2.0, 1.0))
+    prompts, rollout = drawn(0, ["?1?1"] * P)
+    judged = judge(cfg, TOKENIZER, prompts, rollout)
+    assert judged.means(cfg.rewards) == {"score/spelled_score": 2.0, "score/one": 1.0}
+    assert judged.scores().keys() == {"score_BC", "valid_BC"}
+
+
+class Noted:
+    def __init__(self):
+        self.visits = []
+
+    def note(self, id_P, score_B, valid_B):
+        self.visits.append((id_P.tolist(), score_B.tolist(), valid_B.tolist()))
+
+
+def test_a_frontier_hears_of_every_draw():
+    draws = [["1111", "0101", "0000", "????"], ["5555", "5556", "1212", "1102"]]
+    noted = Noted()
+    fill_batch(
+        config(max_resample=2),
+        lambda attempt: drawn(attempt, draws[attempt]),
+        TOKENIZER,
+        frontier=noted,
+    )
+    for attempt, (id_P, score_B, valid_B) in enumerate(noted.visits):
+        assert id_P == [0, 1, 2, 3]
+        spelled = "".join(draws[attempt])
+        assert valid_B == [c != "?" for c in spelled]
+        assert score_B == [0 if c == "?" else float(c) for c in spelled]
+    assert len(noted.visits) == 2
 
 
 def batch_of_rows(rows):

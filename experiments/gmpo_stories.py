@@ -1,0 +1,23 @@
+"""GMPO (2507.20673), which has no KL term: `grpo_stories` with another objective, and two updates a
+rollout, so that there are ratios to clip.
+
+    python -m experiments.gmpo_stories --model ../shared/models/stories260K/hf
+"""
+
+from dataclasses import replace
+
+from experiments import grpo_stories
+from experiments.launch import launch
+from rlhf_jax.algorithms.gmpo import gmpo
+from rlhf_jax.loops.online import run
+
+CONFIG = replace(
+    grpo_stories.CONFIG,
+    out="runs/gmpo_stories",
+    num_steps=60,
+    objective=gmpo(),
+    minibatch_rows=64,
+)
+
+if __name__ == "__main__":
+    launch(CONFIG, run)
