@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ from jax.sharding import Mesh
 
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.demonstrations import DemonstrationSet
+from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.loops.answers import AnswersConfig, make_answering
 from rlhf_jax.loops.common import DTYPES, step_key
 from rlhf_jax.loops.offline import (
     OPTIMIZER_PANELS,
@@ -21,7 +25,7 @@ from rlhf_jax.loops.offline import (
 )
 from rlhf_jax.loops.run import load_policy
 from rlhf_jax.models.config import DecoderShape
-from rlhf_jax.models.convert import export_pretrained
+from rlhf_jax.models.convert import export_pretrained, read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.multihost import to_host
@@ -34,6 +38,7 @@ from rlhf_jax.train.steps import make_sft_update
 
 PANELS = (
     Panel("Loss", "nats / token", (("loss", "training"), ("eval/loss", "held out"))),
+    Panel("Score of the answers", "score", (("eval/score", "held out"),)),
     *OPTIMIZER_PANELS,
 )
 
@@ -50,6 +55,14 @@ class SFTConfig(OfflineConfig):
     """Returns rows {"prompt", "completion"} to imitate."""
     held_out: Bound | None = None
     """Returns rows like those, whose loss is measured."""
+    answers: AnswersConfig | None = None
+    """Prompts that the policy answers when held-out rows are measured, and what scores them; for a
+    given model, whose distance to the policy is then measured too."""
+
+    def __post_init__(self):
+        OfflineConfig.__post_init__(self)
+        if self.answers is not None and not self.model:
+            raise ConfigError("answers are compared with those of a given model: name a model")
 
 
 def run(cfg: SFTConfig) -> dict[str, Any]:
@@ -60,6 +73,9 @@ def run(cfg: SFTConfig) -> dict[str, Any]:
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
     tokenizer, rows, held_out, identity = read_inputs(cfg)
+    prompts = cfg.answers and cfg.answers.read(tokenizer, read_config(cfg.model))
+    if prompts is not None:
+        identity = f"{identity}-{prompts.fingerprint}"
 
     def begin(mesh: Mesh) -> Parts:
         model, policy = start(cfg, tokenizer, mesh)
@@ -71,7 +87,7 @@ def run(cfg: SFTConfig) -> dict[str, Any]:
                 folder, model.config, state.policy, tokenizer
             ),
             count=lambda batch: int(batch.mask_BT.sum()),
-            measure=held_out and held_out_loss(cfg, model, held_out, mesh),
+            measure=make_measure(cfg, model, tokenizer, held_out, prompts, mesh),
         )
 
     batches = rows.batches(cfg.batch_rows, cfg.seed)
@@ -109,6 +125,30 @@ def start(cfg: SFTConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, dict
     config = cfg.decoder.config(vocab, padded_vocab(vocab, mesh.shape["tensor"]))
     model = Model(config, DTYPES[cfg.compute_dtype], cfg.remat)
     return model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh)
+
+
+def make_measure(
+    cfg: SFTConfig,
+    model: Model,
+    tokenizer: Tokenizer,
+    held_out: DemonstrationSet | None,
+    prompts: PromptSet | None,
+    mesh: Mesh,
+) -> Callable | None:
+    """state -> loss on held-out rows and what answers say, or None where neither is asked for."""
+    loss = held_out and held_out_loss(cfg, model, held_out, mesh)
+    options = dict(seed=cfg.seed, micro_rows=cfg.micro_rows, mesh=mesh)
+    answer = prompts and make_answering(cfg.answers, model, tokenizer, prompts, **options)
+    if loss is None and answer is None:
+        return None
+
+    def measure(state) -> dict[str, float]:
+        numbers = loss(state) if loss else {}
+        if answer:  # the start is read anew, and let go: it is needed nowhere else
+            numbers |= answer(state.policy, load_policy(cfg.model, cfg, mesh)[1])[0]
+        return numbers
+
+    return measure
 
 
 def held_out_loss(cfg: SFTConfig, model: Model, held_out: DemonstrationSet, mesh: Mesh):

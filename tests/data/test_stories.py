@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from rlhf_jax.data.stories import find_openings, story_openings
+from rlhf_jax.data.stories import find_stories, story_continuations, story_openings
 from rlhf_jax.errors import ConfigError
 
 TEXT = """and the end of a story cut in half.
@@ -25,13 +25,36 @@ two snails ran a race in the wet grass.
 
 
 def test_openings_are_the_beginnings_of_stories_each_once():
-    assert find_openings(TEXT, words=8) == [
+    assert list(find_stories(TEXT, words=8)) == [
         "Once upon a time, there was a red",
         "Once there was an old clock. It was",
         "Once, two snails ran a race in the",
     ]
     # the two kites differ now, and the other two stories are no longer than the opening
-    assert [text[-2:] for text in find_openings(TEXT, words=10)] == ["in", "on"]
+    assert [text[-2:] for text in find_stories(TEXT, words=10)] == ["in", "on"]
+
+
+def test_a_story_goes_on_to_the_next_one():
+    assert list(find_stories(TEXT, words=8).values()) == [
+        " kite in a tree.\n\nThe kite said, once upon a time I could fly so high.",
+        " late.",
+        " wet grass.",
+    ]
+
+
+def test_continuations_are_of_the_same_openings(tmp_path):
+    stories = [f"Once upon a time, animal {i} went out.\n\nIt came back {i}." for i in range(12)]
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(stories))
+    options = dict(path=str(file), words=6, held_out=4)
+    train, held_out = story_openings(**options)
+    for part, openings in (("train", train), ("held_out", held_out)):
+        rows = story_continuations(part=part, **options)
+        assert [row["prompt"] for row in rows] == [row["prompt"] for row in openings]
+        for row in rows:
+            assert row["prompt"] + row["completion"] in stories
+    with pytest.raises(ConfigError, match="part='test'"):
+        story_continuations(part="test", **options)
 
 
 def test_held_out_by_content(tmp_path):
