@@ -189,9 +189,9 @@ def estimate(objective: PolicyObjective, scored: Scored) -> Estimate:
     metrics = score_metrics(scored, score_B, rows_B, mixed_B, keep_B)
     metrics |= label_metrics(kept, reward_BT, return_BT, correction_BT, mask_BT)
     labels = Estimate(
-        advantage_BT=advantage_BT,
+        advantage_BT=jnp.where(mask_BT, advantage_BT, 0),
         mask_BT=mask_BT,
-        return_BT=return_BT,
+        return_BT=None if return_BT is None else jnp.where(mask_BT, return_BT, 0),
         correction_BT=correction_BT,
         metrics=metrics,
     )

@@ -15,13 +15,23 @@ from rlhf_jax.algorithms.gspo import gspo
 from rlhf_jax.algorithms.objective import PolicyObjective, estimate, total_score
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
+from rlhf_jax.algorithms.remax import remax
 from rlhf_jax.algorithms.rloo import rloo
-from rlhf_jax.algorithms.shaping import overlong_penalty
+from rlhf_jax.algorithms.select import drop_truncated, top_entropy
+from rlhf_jax.algorithms.shaping import (
+    clip_score,
+    missing_end_penalty,
+    overlong_penalty,
+    scale_score,
+    standardise_score,
+)
+from rlhf_jax.algorithms.vapo import vapo
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.losses.correction import truncated_importance
+from rlhf_jax.losses.correction import rejected, truncated_importance, whole_response
 from rlhf_jax.losses.kl import KL, k1
 from rlhf_jax.losses.value import ValueTerm, squared
+from rlhf_jax.ops.masked import whiten
 from rlhf_jax.types import Scored, replace
 
 OBJECTIVES = {
@@ -33,7 +43,20 @@ OBJECTIVES = {
     "reinforce_pp_baseline": reinforce_pp_baseline(),
     "dapo": dapo(max_length=4, cache=2),
     "gspo": gspo(),
+    "remax": remax(),
+    "vapo": vapo(alpha=0.5),
     "corrected": replace(grpo(), correction=bind(truncated_importance, cap=2.0)),
+    "shaped": replace(
+        ppo(missing_end=-1.0, score_limit=2.0, whiten_reward=bind(whiten, shift_mean=False)),
+        shape_score=(
+            bind(missing_end_penalty, penalty=0.5),
+            bind(scale_score, gain=2.0, bias=0.1),
+            bind(standardise_score),
+            bind(clip_score, limit=1.0),
+        ),
+        correction=bind(rejected, least=0.5, most=2.0, over=whole_response),
+        select=(bind(top_entropy, share=0.5), bind(drop_truncated)),
+    ),
 }
 JITTED = jax.jit(estimate)
 
@@ -73,7 +96,7 @@ def test_jit_changes_nothing():
 def test_eight_devices_equal_one():
     @jax.jit
     def run(scored):
-        names = ("ppo", "rloo", "dapo", "corrected")  # between them every part
+        names = ("ppo", "rloo", "dapo", "corrected", "shaped", "remax")  # between them every part
         return [estimate(OBJECTIVES[name], scored) for name in names]
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))

@@ -6,15 +6,27 @@ import numpy as np
 import pytest
 from reference import sample_batch
 
-from rlhf_jax.advantages import gae, group_centre, group_norm, mixed_group, reward_to_go
+from rlhf_jax.advantages import (
+    gae,
+    group_centre,
+    group_norm,
+    group_norm_each,
+    mixed_group,
+    process_norm,
+    reward_to_go,
+)
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.objective import PolicyObjective, policy_loss
 from rlhf_jax.algorithms.ppo import ppo
+from rlhf_jax.algorithms.remax import remax
+from rlhf_jax.algorithms.select import drop_truncated, top_entropy
+from rlhf_jax.algorithms.shaping import clip_score, scale_score
 from rlhf_jax.bind import bind
-from rlhf_jax.errors import ConfigError
-from rlhf_jax.losses.correction import truncated_importance
-from rlhf_jax.losses.kl import KL, adaptive_coef, k1, k2, k3
-from rlhf_jax.losses.surrogate import clipped, dual_clipped
+from rlhf_jax.errors import ConfigError, ConfigWarning
+from rlhf_jax.losses.correction import masked_importance, truncated_importance
+from rlhf_jax.losses.kl import KL, adaptive_coef, k1, k2, k3, with_gradient
+from rlhf_jax.losses.reweighted import off_policy_masked, sapo
+from rlhf_jax.losses.surrogate import clipped, dual_clipped, token_ratio
 from rlhf_jax.losses.value import ValueTerm, squared
 from rlhf_jax.types import replace
 
@@ -36,10 +48,18 @@ def test_plain_functions_are_bound():
     )
     assert objective.advantage == bind(group_norm) and objective.surrogate == bind(negated)
     assert objective.loss_kl.estimator == bind(k3)
+    several = PolicyObjective(
+        advantage=group_norm, select=drop_truncated, shape_score=(bind(clip_score, limit=1.0),)
+    )
+    assert several.select == (bind(drop_truncated),)
+    assert several == replace(several, shape_score=bind(clip_score, limit=1.0))
 
 
 def test_what_an_objective_needs():
     plain = PolicyObjective(advantage=bind(reward_to_go))
+    assert remax().needs_greedy and not plain.needs_greedy
+    assert replace(plain, advantage=process_norm).needs_steps and not grpo().needs_steps
+    assert replace(plain, advantage=group_norm_each).needs_group
     needs = ("needs_reference", "needs_critic", "needs_group", "needs_old")
     assert [getattr(plain, n) for n in needs] == [False] * 4
     assert [getattr(grpo(), n) for n in needs] == [True, False, True, False]
@@ -98,6 +118,17 @@ NAN, INF = float("nan"), float("inf")
         ({"advantage": bind(group_norm, ddof=2)}, "advantage.ddof"),
         ({"entropy": INF}, "entropy"),
         ({"correction": bind(truncated_importance, cap=-2.0)}, "correction.cap"),
+        ({"correction": bind(masked_importance, least=2.0, most=3.0)}, "correction.least"),
+        ({"surrogate": bind(sapo, tau_negative=0.0)}, "surrogate.tau_negative"),
+        (
+            {"surrogate": bind(off_policy_masked, inner=bind(clipped, low=-1.0, high=0.0))},
+            "surrogate.inner.low",
+        ),
+        ({"select": (bind(top_entropy, share=1.5),)}, "select.share"),
+        (
+            {"shape_score": (bind(clip_score, limit=1.0), bind(scale_score, gain=-1.0))},
+            "shape_score.gain",
+        ),
         (
             {
                 "reward_kl": KL(
@@ -142,6 +173,10 @@ VALUE = ValueTerm(loss=squared, coef=0.1)
             },
             "controller",
         ),
+        ({"reward_kl": KL(estimator=k1, coef=0.1, ratio=token_ratio)}, "reward_kl takes no ratio"),
+        ({"advantage": process_norm, "reward_kl": KL(estimator=k1, coef=0.1)}, "own scores"),
+        ({"advantage": group_norm_each, "shape_score": bind(clip_score, limit=1.0)}, "own scores"),
+        ({"advantage": remax().advantage, "value": VALUE}, "critic"),
         ({"advantage": bind(gae)}, "critic"),
         ({"advantage": bind(group_centre), "value": VALUE}, "critic"),
         ({"advantage": bind(reward_to_go), "value": VALUE}, "critic"),
@@ -151,3 +186,45 @@ VALUE = ValueTerm(loss=squared, coef=0.1)
 def test_parts_that_contradict_each_other_are_refused(parts, message):
     with pytest.raises(ConfigError, match=message):
         PolicyObjective(**{"advantage": bind(group_norm), **parts})
+
+
+# --- a KL estimator in the wrong place -----------------------------------------------------------
+
+K2_TAUGHT = bind(with_gradient, value=k1, gradient=k2)
+K1_TAUGHT = bind(with_gradient, value=k3, gradient=k1)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"loss_kl": KL(estimator=k1, coef=0.1)}, "loss_kl=k1 .* k2 or k3"),
+        ({"loss_kl": KL(estimator=K1_TAUGHT, coef=0.1)}, "loss_kl=k1"),
+        ({"reward_kl": KL(estimator=k2, coef=0.1)}, "reward_kl=k2 .* k1 in the reward"),
+        ({"reward_kl": KL(estimator=k3, coef=0.1)}, "reward_kl=k3"),
+        ({"reward_kl": KL(estimator=K1_TAUGHT, coef=0.1)}, "reward_kl=k3"),
+    ],
+)
+def test_a_misplaced_estimator_warns_where_it_is_written(part, message):
+    with pytest.warns(ConfigWarning, match=message) as caught:
+        objective = PolicyObjective(advantage=bind(group_norm), **part)
+    assert caught[0].filename == __file__
+    # and not again when jax takes it apart and puts it together with traced numbers
+    jax.jit(lambda o: o)(objective)
+    jax.eval_shape(lambda o: o, objective)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"loss_kl": KL(estimator=k2, coef=0.1)},
+        {"loss_kl": KL(estimator=k3, coef=0.1)},
+        {"loss_kl": KL(estimator=K2_TAUGHT, coef=0.1)},
+        {"loss_kl": KL(estimator=k1, coef=0.1, ratio=token_ratio)},
+        {"reward_kl": KL(estimator=k1, coef=0.1)},
+        {"reward_kl": KL(estimator=K2_TAUGHT, coef=0.1)},
+        {"reward_kl": KL(estimator=k2, coef=jnp.float32(0.1))},
+    ],
+)
+def test_a_right_place_is_silent(part):
+    """Warnings are errors here; the last has the traced coefficient of a running controller."""
+    PolicyObjective(advantage=bind(group_norm), **part)
