@@ -41,13 +41,13 @@ NOTES = "reward_model.json"
 class RewardNotes:
     """What a reward model's folder knows beside its weights.
 
-    max_tokens: longest row it was trained on, prompt, completion and end token
-    over_long: what became of longer rows in training
+    max_tokens: longest row it was trained on, prompt, completion and end token; None: not known
+    over_long: what became of longer rows in training, and becomes of them in use
     gain, bias: of its normalisation, score = gain · raw + bias; folded into the head already, for
         the record. 1 and 0 where there was none.
     """
 
-    max_tokens: int
+    max_tokens: int | None
     over_long: str = "error"
     gain: float = 1.0
     bias: float = 0.0
@@ -126,7 +126,7 @@ def load_reward_model(
 
     Args:
         folder: as `export_reward_model` writes it; or of another trainer, in transformers' layout,
-            whose bias is then 0 and whose rows may be as long as its positions.
+            whose bias is then 0, and of whose rows nothing is known.
         mesh: where the parameters live; None: on the default device.
         compute_dtype, remat: of `Model`.
 
@@ -146,7 +146,7 @@ def load_reward_model(
     if labels != 1:
         raise ConfigError(f"{folder} is a classifier of {labels} labels; a reward model has one")
     model, params = _load(folder, SCORERS, mesh, compute_dtype, remat)
-    notes, bias = read_notes(folder, model.config.max_positions)
+    notes, bias = read_notes(folder)
     head = {"w_D": params.pop("head")["w_D"], "b": jnp.float32(bias)}
     return RewardModel(model, {"trunk": params, "head": head}, notes)
 
@@ -210,7 +210,7 @@ def export_reward_model(
     )
 
 
-def read_notes(folder: Path, max_positions: int) -> tuple[RewardNotes, float]:
+def read_notes(folder: Path) -> tuple[RewardNotes, float]:
     """What stands beside the weights: the notes, and the head's bias.
 
     Raises:
@@ -218,7 +218,7 @@ def read_notes(folder: Path, max_positions: int) -> tuple[RewardNotes, float]:
     """
     file = folder / NOTES
     if not file.exists():
-        return RewardNotes(max_tokens=max_positions, over_long="right"), 0.0
+        return RewardNotes(max_tokens=None, over_long="right"), 0.0
     raw = read_json(file)
     wanted = {"head_bias", *RewardNotes.__dataclass_fields__}
     if raw.keys() != wanted:
@@ -226,7 +226,8 @@ def read_notes(folder: Path, max_positions: int) -> tuple[RewardNotes, float]:
         raise ConfigError(f"{file}: missing or unknown: {odd}")
     for name in ("head_bias", "gain", "bias"):
         check_number(f"{file}: {name}", raw[name])
-    check_number(f"{file}: max_tokens", raw["max_tokens"], low=2, high=max_positions)
+    if raw["max_tokens"] is not None:
+        check_number(f"{file}: max_tokens", raw["max_tokens"], low=2)
     bias = raw.pop("head_bias")
     return RewardNotes(**raw), bias
 
