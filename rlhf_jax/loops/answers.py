@@ -19,12 +19,13 @@ from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_numb
 from rlhf_jax.loops.collect import Judged, judge
 from rlhf_jax.loops.common import step_key
 from rlhf_jax.loops.evaluate import evaluate
+from rlhf_jax.loops.functions import prompt_sampler
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
-from rlhf_jax.parallel.sharding import row_shards, shard_rows
+from rlhf_jax.parallel.sharding import row_shards
 from rlhf_jax.rewards.compose import check_rewards
-from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
+from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.scoring import make_score
 
 
@@ -120,20 +121,18 @@ def make_answering(
     """
     check_divides("answers.num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
     sampling = cfg.sampling
-    draw = make_sampler(model, sampling, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
+    sample = prompt_sampler(
+        model, sampling, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, mesh=mesh
+    )
     temperature = sampling.trainer_temperature
     score = make_score(model, temperature=temperature, micro_rows=micro_rows, mesh=mesh)
     key = step_key(seed, 0, "evaluate")
-
-    def sample(policy, batch):
-        arrays = (batch.tokens_PL, batch.attend_PL, batch.id_P)
-        return draw(policy, *shard_rows(mesh, arrays), key)
 
     def answer(policy, reference):
         return evaluate(
             prompts,
             cfg.num_prompts,
-            answer=lambda batch: sample(policy, batch),
+            answer=lambda batch: sample(policy, batch, key),
             judge=lambda batch, rollout: judge(cfg, tokenizer, batch, rollout),
             log_probs=lambda rollout: score(policy, reference, None, rollout),
         )

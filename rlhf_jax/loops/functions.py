@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from rlhf_jax.algorithms.objective import PolicyObjective, estimate
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.sharding import shard_rows
-from rlhf_jax.rollout.sampler import make_sampler
+from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.scoring import make_score
 from rlhf_jax.train.steps import make_update
@@ -63,15 +64,7 @@ def build(
         temperature=cfg.sampling.trainer_temperature, critic_model=critic_model or model, mesh=mesh
     )
 
-    def sampler_of(sampling):
-        draw = make_sampler(model, sampling, end_ids=end_ids, pad_id=pad_id)
-
-        def sample(params, prompts, key):
-            arrays = (prompts.tokens_PL, prompts.attend_PL, prompts.id_P)
-            return draw(params, *shard_rows(mesh, arrays), key)
-
-        return sample
-
+    sampler_of = partial(prompt_sampler, model, end_ids=end_ids, pad_id=pad_id, mesh=mesh)
     number = cfg.evaluation.num_samples
     answering = replace(cfg.sampling, num_samples=number, **cfg.evaluation.decoding())
     no_filters = dict.fromkeys(("top_k", "top_p", "min_p"))
@@ -86,6 +79,24 @@ def build(
         update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
     )
     return functions, (tx, critic_tx)
+
+
+def prompt_sampler(
+    model: Model,
+    sampling: SamplingConfig,
+    *,
+    end_ids: tuple[int, ...],
+    pad_id: int,
+    mesh: Mesh,
+) -> Callable[[Any, Prompts, jax.Array], Rollout]:
+    """sample(params, prompts, key) -> Rollout: `make_sampler` on a mesh, from the host's record."""
+    draw = make_sampler(model, sampling, end_ids=end_ids, pad_id=pad_id)
+
+    def sample(params, prompts, key):
+        arrays = (prompts.tokens_PL, prompts.attend_PL, prompts.id_P)
+        return draw(params, *shard_rows(mesh, arrays), key)
+
+    return sample
 
 
 def label(

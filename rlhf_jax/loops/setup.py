@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -59,6 +59,16 @@ def read_inputs(cfg) -> Inputs:
     Raises:
         ConfigError: model folder, tokenizer, prompts or a length; it names what and where.
     """
+    inputs = read_prompts(cfg)
+    if cfg.critic_from is None:
+        return inputs
+    length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
+    check_critic(cfg.critic_from, inputs.tokenizer, inputs.prompts, length)
+    return replace(inputs, identity=f"{inputs.identity}-{fingerprint(cfg.critic_from)}")
+
+
+def read_prompts(cfg) -> Inputs:
+    """What every `RolloutConfig` reads: tokenizer and prompts of its model. Raises likewise."""
     tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
     check_vocabulary(tokenizer, config, cfg.model)
     length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
@@ -71,12 +81,9 @@ def read_inputs(cfg) -> Inputs:
     options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
     prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
     held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
-    parts = [fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint]
-    if cfg.critic_from is not None:
-        check_critic(cfg.critic_from, tokenizer, prompts, length)
-        parts.append(fingerprint(cfg.critic_from))
+    identity = "-".join([fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint])
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
-    return Inputs(tokenizer, prompts, held_out, batches, "-".join(parts))
+    return Inputs(tokenizer, prompts, held_out, batches, identity)
 
 
 def check_critic(folder: str, tokenizer: Tokenizer, prompts: PromptSet, length: int) -> None:
