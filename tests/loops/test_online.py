@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from toy import online_config, share_of_low_bytes, write_policy
 
+from rlhf_jax.algorithms.cispo import cispo
 from rlhf_jax.algorithms.dapo import dapo
 from rlhf_jax.algorithms.dr_grpo import dr_grpo
+from rlhf_jax.algorithms.gmpo import gmpo
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.gspo import gspo
 from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from rlhf_jax.algorithms.rloo import rloo
+from rlhf_jax.algorithms.sapo import sapo
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import online
@@ -67,6 +70,8 @@ def test_the_folder_holds_everything(finished):
     for line in lines:
         numbers = {k: v for k, v in line.items() if k != "phase"}
         assert None not in numbers.values(), f"not finite: {line}"
+    # the trainer computes what the sampler drew from, on every update
+    assert max(series(out, "sampler_gap")) <= 1e-5 and len(series(out, "sampler_gap_max")) == 24
     assert {"score", "kl_response", "length", "entropy", "grad_norm", "seconds"} <= lines[1].keys()
     assert [line["step"] for line in lines if "eval/score" in line] == [0, 24]
 
@@ -114,6 +119,9 @@ ALGORITHMS = {
     "reinforce_pp_baseline": reinforce_pp_baseline(),
     "dapo": dapo(max_length=4, cache=2),
     "gspo": gspo(),
+    "cispo": cispo(),
+    "sapo": sapo(),
+    "gmpo": gmpo(),
     "ppo": ppo(),
 }
 
@@ -133,7 +141,8 @@ def test_every_algorithm_trains(name, policy_folder, tmp_path):
     step = next(line for line in lines_of(tmp_path) if "loss" in line)
     assert None not in step.values(), step
     assert step["updates"] == 2 and step["skipped"] == 0
-    assert step["kl_old"] > 0, "the second update saw the policy that had sampled"
+    # the second update saw the policy that had sampled
+    assert step["kl_old"] > 0 and step["ratio_max"] > 1
     assert ("value_loss" in step) == ("critic_grad_norm" in step) == objective.needs_critic
 
 
@@ -164,6 +173,11 @@ def test_dapo_draws_again_until_the_batch_is_full(policy_folder, tmp_path):
     assert len(trained) == 3 * 4
     full = {step for step, n in enumerate(draws, start=1) if n < 3}
     assert all(int(s["prompt"][4:-1]) % 2 == 0 for s in trained if s["step"] in full)
+    # discarded draws were drawn too; rows that teach nothing are not trained on
+    last = lines_of(tmp_path)[-2]
+    per_draw = 16 * 4
+    assert last["tokens_drawn"] <= per_draw * sum(draws)
+    assert last["tokens_drawn"] > per_draw * 3 >= last["tokens_trained"] > 0
     # every draw moved on in the data
     host = tmp_path / "checkpoints" / "step_00000003" / "host.json"
     assert json.loads(host.read_text())["host"]["position"] == sum(draws)

@@ -57,9 +57,9 @@ def compiled(cfg, one_device):
 
     fill, train = online.fill_batch, online.train
 
-    def counting_fill(*args):
+    def counting_fill(*args, **kw):
         before.append(count[0])
-        return fill(*args)
+        return fill(*args, **kw)
 
     def counting_train(*args):
         state = train(*args)
@@ -98,6 +98,12 @@ def test_a_renewed_reference_is_the_policy(cfg, compiled):
     kl = {line["step"]: line["eval/kl"] for line in lines_of(cfg) if "eval/kl" in line}
     assert [kl[step] for step in (0, 2, 4, 6)] == [0, 0, 0, 0]
     assert min(abs(kl[step]) for step in (1, 3, 5)) > 1e-3
+    # a saw-tooth in training too: steps 3 and 5 are the first after a renewal
+    kl = {line["step"]: line["kl_response"] for line in lines_of(cfg) if "kl_response" in line}
+    assert max(abs(kl[step]) for step in (1, 3, 5)) < 1e-6
+    assert min(abs(kl[step]) for step in (2, 4, 6)) > 1e-3
+    result = json.loads(Path(cfg.out, "result.json").read_text())
+    assert result["steps"] == STEPS and result["updates"] == 2 * STEPS
 
 
 def test_all_of_it_survives_a_resume(cfg, compiled, tmp_path):
