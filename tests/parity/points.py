@@ -48,6 +48,10 @@ class Point:
     def group_B(self) -> np.ndarray:
         return np.arange(len(self.advantage_B)) // GROUP
 
+    def rows(self, rows: slice) -> Point:
+        fields = {k: x if x is None else x[rows] for k, x in vars(self).items()}
+        return replace(self, **fields)
+
 
 def point(seed: int = 0, spread: float = 0.4) -> Point:
     """`spread`: standard deviation of the log-ratios between the four policies."""

@@ -15,6 +15,7 @@ from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.objective import estimate
 from rlhf_jax.algorithms.rloo import rloo
 from rlhf_jax.algorithms.select import drop_truncated, top_entropy
+from rlhf_jax.algorithms.shaping import clip_score, standardise_score
 from rlhf_jax.bind import bind
 from rlhf_jax.losses.correction import (
     masked_importance,
@@ -97,6 +98,28 @@ def test_leave_one_out_advantages_equal_trls(beta, score_BC):
     theirs = their_advantages(RLOOTrainer, at, score_BC, beta=beta)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert np.abs(theirs).max() > 0.5
+
+
+def test_score_clipped_before_kl_and_baseline_equals_trls():
+    at = at_other(point(), mask_BR=NO_TOOLS_BR)
+    objective = replace(rloo(kl_coef=0.3), shape_score=bind(clip_score, limit=0.8))
+    ours = our_advantages(objective, at, SCORE_BC)
+    theirs = their_advantages(RLOOTrainer, at, SCORE_BC, beta=0.3, reward_clip_range=(-0.8, 0.8))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert (np.abs(SCORE_BC @ WEIGHTS) > 0.8).any()
+
+
+def test_scores_over_the_batchs_deviation_equal_trls_but_for_ddof_and_eps():
+    """TRL's scale_rewards="batch" is our standardised score with the group's mean taken off; the
+    deviation of N = 6 scores is TRL's with ddof 1 and eps 1e-4, ours with ddof 0 and 1e-8."""
+    objective = replace(dr_grpo(length=16), shape_score=bind(standardise_score))
+    ours = our_advantages(objective, point(), SCORE_BC)
+    theirs = their_advantages(GRPOTrainer, point(), SCORE_BC, scale_rewards="batch")
+    total_B = SCORE_BC @ WEIGHTS
+    np.testing.assert_allclose(
+        ours * total_B.std(), theirs * (total_B.std(ddof=1) + 1e-4), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(ours / theirs, np.sqrt(6 / 5), rtol=5e-4)
 
 
 def test_a_row_that_nothing_could_score_leaves_our_batch_and_stays_in_trls():

@@ -7,18 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from parity.points import PROMPT, full, point
-from parity.trl_ppo import Critic, ppo_step, ppo_trainer
-from parity.trl_side import tensor
+from parity.trl_ppo import Critic, ppo_step
 
 from rlhf_jax.advantages import gae_advantages
 from rlhf_jax.algorithms.objective import estimate, policy_loss
 from rlhf_jax.algorithms.ppo import ppo
+from rlhf_jax.algorithms.shaping import missing_end_penalty
+from rlhf_jax.bind import bind
 from rlhf_jax.losses.kl import k1
 from rlhf_jax.losses.surrogate import clipped, token_ratio
 from rlhf_jax.losses.value import clipped_squared
 from rlhf_jax.ops.masked import masked_mean, whiten
 from rlhf_jax.ops.shaping import place_at_last, subtract_kl
-from rlhf_jax.types import PolicyBatch, Scored
+from rlhf_jax.types import PolicyBatch, Scored, replace
 
 # TRL logs the variance of one ratio.
 pytestmark = pytest.mark.filterwarnings(r"ignore:var\(\):UserWarning")
@@ -33,16 +34,23 @@ def critic(seed=2) -> Critic:
     return Critic(old_BR=old_BR, new_BR=new_BR, score_B=draw.normal(size=6))
 
 
-def our_step(at, values: Critic, gain=1.0):
-    """Scores to gradients by `estimate` and `policy_loss`; `gain` multiplies the advantages."""
-    objective = ppo(clip=0.2, value_clip=0.2, value_coef=0.1, **NUMBERS)
+def sample_whiten(x_BT, mask_BT, *, shift_mean=True):
+    """Our `whiten` with TRL's sample variance, N − 1 where everyone else has N."""
+    count = jnp.sum(mask_BT)
+    mean = 0.0 if shift_mean else masked_mean(x_BT, mask_BT)
+    scaled_BT = whiten(x_BT, mask_BT) * jnp.sqrt((count - 1) / count) + mean
+    return jnp.where(mask_BT, scaled_BT, 0)
+
+
+def our_step(objective, at, values: Critic, cut_B=None):
+    """Scores to gradients by `estimate` and `policy_loss`."""
     mask_BT = full(at.mask_BR, False)
     scored = Scored(
         score_BC=jnp.asarray(values.score_B, jnp.float32)[:, None],
         valid_BC=jnp.ones((6, 1), bool),
         group_B=jnp.arange(6),
         mask_BT=mask_BT,
-        truncated_B=jnp.zeros(6, bool),
+        truncated_B=jnp.zeros(6, bool) if cut_B is None else jnp.asarray(cut_B),
         logp_old_BT=full(at.old_BR),
         logp_ref_BT=full(at.ref_BR),
         value_BT=full(values.old_BR),
@@ -53,7 +61,7 @@ def our_step(at, values: Critic, gain=1.0):
         attend_BT=jnp.ones(mask_BT.shape, bool),
         mask_BT=labels.mask_BT,
         group_B=scored.group_B,
-        advantage_BT=labels.advantage_BT * gain,
+        advantage_BT=labels.advantage_BT,
         logp_old_BT=scored.logp_old_BT,
         value_old_BT=scored.value_BT,
         return_BT=labels.return_BT,
@@ -73,10 +81,9 @@ def our_step(at, values: Critic, gain=1.0):
     )
 
 
-def their_step(at, values, monkeypatch):
-    return ppo_step(
-        at, values, monkeypatch, cliprange=0.2, cliprange_value=0.2, vf_coef=0.1, **NUMBERS
-    )
+def their_step(at, values, monkeypatch, **settings):
+    clips = dict(cliprange=0.2, cliprange_value=0.2, vf_coef=0.1)
+    return ppo_step(at, values, monkeypatch, **clips, **NUMBERS, **settings)
 
 
 def same(ours, theirs):
@@ -87,15 +94,33 @@ def same(ours, theirs):
         assert np.abs(b).max() > 1e-3
 
 
-def test_a_step_equals_trls_but_for_the_sample_variance_of_its_whitening(monkeypatch):
-    """KL in the reward, GAE, whitening, both clipped losses. TRL whitens by the sample variance,
-    as no other code does (lm-human-preferences: population), so its advantages are √((N − 1)/N) of
-    ours, N = 36 tokens."""
+PPO = ppo(clip=0.2, value_clip=0.2, value_coef=0.1, **NUMBERS)
+AS_TRL = replace(PPO, whiten=bind(sample_whiten))
+CUT_B = np.array([1, 0, 0, 1, 0, 0], bool)
+STEPS = {
+    "plain": (AS_TRL, {}),
+    "no_end_costs": (
+        replace(AS_TRL, shape_score=bind(missing_end_penalty, penalty=0.7)),
+        dict(missing_eos_penalty=0.7),
+    ),
+    "white_rewards": (
+        replace(AS_TRL, whiten_reward=bind(sample_whiten, shift_mean=False)),
+        dict(whiten_rewards=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_equals_trls_but_for_the_sample_variance_of_its_whitening(name, monkeypatch):
+    """KL in the reward, GAE, whitening, both clipped losses, at rows that fill the width."""
+    objective, settings = STEPS[name]
     at = at_other(point(), mask_BR=np.ones((6, 6), bool))
-    theirs = their_step(at, critic(), monkeypatch)
-    same(our_step(at, critic(), gain=np.sqrt(35 / 36)), theirs)
-    ours = our_step(at, critic())
-    np.testing.assert_allclose(ours["policy_loss"] / theirs["policy_loss"], 1.014185, rtol=1e-5)
+    theirs = their_step(at, critic(), monkeypatch, cut_B=CUT_B, **settings)
+    same(our_step(objective, at, critic(), CUT_B), theirs)
+    if name == "plain":
+        # N = 36 tokens: √(36/35) = 1.014185
+        ratio = our_step(PPO, at, critic(), CUT_B)["policy_loss"] / theirs["policy_loss"]
+        np.testing.assert_allclose(ratio, 1.014185, rtol=1e-5)
 
 
 def test_trl_gives_an_ended_row_one_step_more(monkeypatch):
@@ -103,7 +128,7 @@ def test_trl_gives_an_ended_row_one_step_more(monkeypatch):
     there, a discount and a value later, and the critic learns it too. The same formulas at that
     mask give TRL's losses; at ours they differ."""
     at, values = at_other(point(), mask_BR=RAGGED_BR), critic()
-    theirs, ours = their_step(at, values, monkeypatch), our_step(at, values)
+    theirs, ours = their_step(at, values, monkeypatch), our_step(PPO, at, values)
     mask_BR = jnp.asarray(RAGGED_BR)
     longer_BR = jnp.pad(mask_BR, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
     old_BR, new_BR, score_B = (jnp.asarray(x, jnp.float32) for x in vars(values).values())
@@ -113,8 +138,7 @@ def test_trl_gives_an_ended_row_one_step_more(monkeypatch):
     advantage_BR = gae_advantages(
         reward_BR, old_BR, longer_BR, gamma=NUMBERS["gamma"], lam=NUMBERS["lam"]
     )
-    count = RAGGED_BR.sum()
-    white_BR = whiten(advantage_BR, mask_BR) * np.sqrt((count - 1) / count)
+    white_BR = sample_whiten(advantage_BR, mask_BR)
     policy_BR = clipped(
         logp_BR,
         old_logp_BR,
@@ -132,18 +156,3 @@ def test_trl_gives_an_ended_row_one_step_more(monkeypatch):
         [ours["policy_loss"], ours["value_loss"]], [0.136763, 0.912342], rtol=1e-5
     )
     np.testing.assert_allclose(ours["kl"], theirs["kl"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("shift_mean", [True, False])
-def test_whiten_equals_trls_but_for_the_sample_variance(shift_mean):
-    at = point()
-    theirs_BR = ppo_trainer.masked_whiten(
-        tensor(at.entropy_BR), tensor(at.mask_BR), shift_mean=shift_mean
-    ).numpy()
-    ours_BR = np.asarray(
-        whiten(jnp.asarray(at.entropy_BR, jnp.float32), jnp.asarray(at.mask_BR), shift_mean)
-    )
-    count = at.mask_BR.sum()
-    mean = 0.0 if shift_mean else at.entropy_BR[at.mask_BR].mean()
-    scaled_BR = (ours_BR - mean) * np.sqrt((count - 1) / count) + mean
-    np.testing.assert_allclose(scaled_BR[at.mask_BR], theirs_BR[at.mask_BR], rtol=1e-5)

@@ -32,8 +32,11 @@ class Critic:
     score_B: np.ndarray
 
 
-def ppo_step(at, critic: Critic, monkeypatch, **numbers) -> dict:
-    """The losses and KL that TRL logs, and the gradients of log-probs and values."""
+def ppo_step(at, critic: Critic, monkeypatch, cut_B=None, **numbers) -> dict:
+    """The losses and KL that TRL logs, and the gradients of log-probs and values.
+
+    A row ends with an end token unless `cut_B` says that it was cut short.
+    """
     rows, width = at.mask_BR.shape
     logp_BR, value_BR = tensor(at.logp_BR, grad=True), tensor(critic.new_BR, grad=True)
     # The row's number stands in its prompt, so that a shuffled batch finds its rows again.
@@ -41,7 +44,7 @@ def ppo_step(at, critic: Critic, monkeypatch, **numbers) -> dict:
     prompt_BL[:, 0] += np.arange(rows)
     length_B = at.mask_BR.sum(1)
     response_BR = np.where(at.mask_BR, WORD, PAD)
-    ended_B = length_B < width
+    ended_B = np.ones(rows, bool) if cut_B is None else ~cut_B
     response_BR[ended_B, length_B[ended_B] - 1] = END
     tokens_BT = tensor(np.concatenate([prompt_BL, response_BR], axis=1))
     policy, critic_model, reference = (SimpleNamespace(name=n) for n in ("pi", "V", "ref"))

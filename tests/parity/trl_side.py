@@ -7,12 +7,14 @@ are TRL's, line for line as installed.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # it warns when imported
 ABSENT = "parity with TRL needs torch and trl: pip install .[parity]"
 torch = pytest.importorskip("torch", reason=ABSENT)
 GRPOTrainer = pytest.importorskip("trl.trainer.grpo_trainer", reason=ABSENT).GRPOTrainer
