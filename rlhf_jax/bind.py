@@ -45,7 +45,7 @@ class Bound:
         return hash((self.fn, tuple(self.kw.items())))
 
     def __repr__(self):
-        inside = ", ".join(f"{k}={v!r}" for k, v in self.kw.items())
+        inside = ", ".join(f"{k}={_shown(v)}" for k, v in self.kw.items())
         return f"{self.fn.__name__}({inside})"
 
     def __reduce__(self):
@@ -61,6 +61,12 @@ class Bound:
     def tree_unflatten(cls, aux, values):
         fn, names, static = aux
         return cls(fn, {**dict(zip(names, values, strict=True)), **dict(static)})
+
+
+def _shown(value) -> str:
+    """A function by its name: its address differs from run to run."""
+    plain = callable(value) and not isinstance(value, Bound)
+    return getattr(value, "__name__", None) or repr(value) if plain else repr(value)
 
 
 def _rebuild(fn, kw):

@@ -35,6 +35,7 @@ def test_call_and_late_arguments():
 def test_repr_is_the_log_line():
     assert repr(bind(scale, times=2, by=0.5)) == "scale(by=0.5, times=2)"
     assert repr(bind(scale, inner=bind(shift, by=1.0))) == "scale(inner=shift(by=1.0))"
+    assert repr(bind(scale, inner=shift)) == "scale(inner=shift)"  # no address
 
 
 def test_rebinding_extends_and_replaces():

@@ -13,8 +13,9 @@ def dr_grpo(*, length: int, low: float = 0.2, high: float = 0.2) -> PolicyObject
     """J = E[1/(G·L) Σ_i Σ_t min(r_t Â_i, clip(r_t, 1 ± ε) Â_i)], Â_i = R_i − mean   (section 3.2)
 
     GRPO without the standard deviation (which favours very easy and very hard prompts), without
-    1/|o_i| (which favours long wrong answers), and without KL. The constant L is the authors'
-    code, not the equation. Against GRPO exactly `advantage`, `aggregate`, `loss_kl` differ.
+    1/|o_i| (which favours long wrong answers), and without KL: two biases less, no claim about
+    the variance. The constant L is the authors' code, not the equation. Against GRPO exactly
+    `advantage`, `aggregate`, `loss_kl` differ.
 
     Args:
         length: L, the most tokens that a response may have.

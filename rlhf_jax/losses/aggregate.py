@@ -55,7 +55,8 @@ def constant_length(mask_BT: Array, group_B: Array, *, length: int) -> Array:
     """w = m / (B·L): token sums over a constant, the same for short and long rows.
 
     (2503.20783; the authors' code divides by the generation limit, so that neither the row's nor
-    the batch's length enters.) B counts all rows, empty ones too.
+    the batch's length enters.) B counts all rows, empty ones too. The paper's equation has no
+    constant, and verl's "seq-mean-token-sum-norm" no 1/B: its number is B times this one.
 
     Args:
         mask_BT, group_B: as in `token_mean`.

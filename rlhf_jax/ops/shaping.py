@@ -28,7 +28,8 @@ def place_at_last(score_B: Array, mask_BT: Array) -> Array:
 def subtract_kl(reward_BT: Array, kl_BT: Array, coef: float, mask_BT: Array) -> Array:
     """Charge every counted token for its divergence: r_t − β·kl_t; 0 outside the mask.
 
-    (1909.08593, section 2; 2203.02155, eq. 2.)
+    (1909.08593, section 2; 2203.02155, eq. 2.) The sign is the papers' and their code's; a
+    walk-through in circulation writes +β·kl. Summed over a row: score − β·Σ kl.
 
     Args:
         reward_BT: [B, T] float.

@@ -23,7 +23,7 @@ from rlhf_jax.algorithms.sapo import sapo
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.kl import KL, k3
-from rlhf_jax.losses.reweighted import off_policy_masked, probability_masked
+from rlhf_jax.losses.reweighted import dro, off_policy_masked, probability_masked
 from rlhf_jax.losses.surrogate import clipped, dual_clipped, token_ratio, unclipped
 from rlhf_jax.ops.logprobs import token_logprobs
 from rlhf_jax.ops.totals import add_metrics, metric_values
@@ -46,6 +46,7 @@ OBJECTIVES = {
     "cispo": cispo(high=0.2),
     "sapo": sapo(),
     "gmpo": gmpo(low=0.2, high=0.2),
+    "dro": replace(grpo(beta=None), surrogate=bind(dro, beta=0.05)),
     "masks": PolicyObjective(
         advantage=bind(group_norm),
         surrogate=bind(

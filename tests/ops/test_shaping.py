@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from reference import MASK_BT
 
+from rlhf_jax.ops.masked import whiten
 from rlhf_jax.ops.shaping import place_at_last, soft_overlong, subtract_kl
 
 
@@ -44,6 +45,20 @@ def test_kl_golden():
     shaped_BT = subtract_kl(score_BT, kl_BT, 0.02, mask_BT)
     np.testing.assert_allclose(shaped_BT, [[-0.004, -0.008, 0.81]], atol=1e-7)
     np.testing.assert_allclose(shaped_BT.sum(), 0.8 - 0.02 * 0.1, atol=1e-7)  # score − β·ΣKL
+
+
+def test_whitened_rewards_of_a_walk_through():
+    """Three rows of a published example, mean 1.6 kept; its numbers have the sample deviation."""
+    reward_BT = jnp.array([[1.2, 1.3, 1.4], [1.5, 1.6, 1.7], [1.8, 1.9, 2.0]])
+    expected_BT = [
+        [0.050807, 0.438105, 0.825403],
+        [1.212702, 1.6, 1.987298],
+        [2.374597, 2.761895, 3.149193],
+    ]
+    whitened_BT = whiten(reward_BT, jnp.ones((3, 3), bool), shift_mean=False)
+    np.testing.assert_allclose(whitened_BT, expected_BT, atol=2e-6)
+    published_BT = 1.6 + (whitened_BT - 1.6) * np.sqrt(8 / 9)
+    np.testing.assert_allclose(published_BT[0], [0.139407, 0.504555, 0.869703], atol=2e-6)
 
 
 @pytest.mark.parametrize(
