@@ -13,6 +13,7 @@ from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.preference import PreferenceObjective
 from rlhf_jax.bind import bind
 from rlhf_jax.loops.online import OnlineConfig
+from rlhf_jax.loops.online_preference import OnlinePreferenceConfig
 from rlhf_jax.loops.preference import PreferenceConfig
 from rlhf_jax.loops.sft import SFTConfig
 from rlhf_jax.models.config import DecoderConfig, DecoderShape
@@ -70,6 +71,22 @@ def online_config(model, out, **changes) -> OnlineConfig:
         samples_every=1,
     )
     return OnlineConfig(out=str(out), model=str(model), **options | changes)
+
+
+def online_preference_config(model, out, **changes) -> OnlinePreferenceConfig:
+    """Online DPO on 4 prompts with 2 samples of at most 4 tokens."""
+    options = dict(
+        objective=dpo(),
+        prompts=bind(say),
+        rewards=(bind(share_of_low_bytes),),
+        num_steps=2,
+        num_prompts=4,
+        sampling=SamplingConfig(num_samples=2, max_new_tokens=4, max_prompt_tokens=8),
+        optim=OptimConfig(learning_rate=1e-2),
+        checkpoint=CheckpointConfig(every=2, keep=10),
+        samples_every=1,
+    )
+    return OnlinePreferenceConfig(out=str(out), model=str(model), **options | changes)
 
 
 def spell(*, rows: int = 16):

@@ -67,8 +67,7 @@ def build(
     sampler_of = partial(prompt_sampler, model, end_ids=end_ids, pad_id=pad_id, mesh=mesh)
     number = cfg.evaluation.num_samples
     answering = replace(cfg.sampling, num_samples=number, **cfg.evaluation.decoding())
-    no_filters = dict.fromkeys(("top_k", "top_p", "min_p"))
-    greedily = replace(cfg.sampling, num_samples=1, temperature=0.0, **no_filters)
+    greedily = cfg.sampling.greedily()
     answer = sampler_of(answering)
     functions = Functions(
         sample=sampler_of(cfg.sampling),

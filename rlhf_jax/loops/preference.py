@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -145,6 +146,22 @@ def run(cfg: PreferenceConfig) -> dict[str, Any]:
     )
 
 
+def check_weighted(objective: PreferenceObjective) -> None:
+    """Refuse, before a device is touched, a loss in which a pair cannot have a weight of its own.
+
+    Raises:
+        ConfigError: the loss compares ranks over the batch.
+    """
+    zero_BS, one_B = np.zeros((2, 2), np.float32), np.ones(2, np.float32)
+    jax.eval_shape(
+        partial(pair_labels, objective),
+        np.ones((2, 2), np.int32),
+        weight_B=one_B,
+        logp_BS=zero_BS,
+        logp_ref_BS=zero_BS,
+    )
+
+
 def read_inputs(cfg: PreferenceConfig) -> Inputs:
     """Tokenizer, preferences (to learn, held out) and prompts to answer.
 
@@ -155,6 +172,8 @@ def read_inputs(cfg: PreferenceConfig) -> Inputs:
     kind = PreferenceSet if cfg.paired else UnpairedSet
     options = dict(max_tokens=cfg.max_tokens, over_long=cfg.over_long)
     rows, held_out, prompts = kind.from_rows(cfg.preferences(), tokenizer, **options), None, None
+    if cfg.paired and rows.weights is not None:
+        check_weighted(cfg.objective)
     if cfg.held_out is not None:
         name = "held-out preferences"
         held_out = kind.from_rows(cfg.held_out(), tokenizer, name=name, **options)

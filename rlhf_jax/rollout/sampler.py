@@ -46,6 +46,11 @@ class SamplingConfig(DecodingConfig):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
 
+    def greedily(self) -> SamplingConfig:
+        """One answer a prompt, of the most likely tokens: filters would change nothing."""
+        off = dict.fromkeys(("top_k", "top_p", "min_p"))
+        return replace(self, num_samples=1, temperature=0.0, **off)
+
 
 @pytree
 class _State:

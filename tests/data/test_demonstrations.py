@@ -108,3 +108,16 @@ def test_fingerprint_sees_where_the_completion_begins():
     ]
     assert len(set(seen)) == 4
     assert demonstrations(pairs).fingerprint == seen[0]
+
+
+class SpaceFirst(CharacterTokenizer):
+    """Puts a space before every text, as tokenizers of the sentencepiece kind do."""
+
+    def encode(self, text, add_bos=None):
+        return super().encode(f" {text}", add_bos)
+
+
+def test_a_completion_follows_its_prompt_without_a_second_space():
+    space = ord(" ") + 10
+    (ids,) = demonstrations([("a", " b")], tokenizer=SpaceFirst()).ids
+    assert ids == [1, space, ord("a") + 10, space, ord("b") + 10, 2]
