@@ -205,7 +205,7 @@ class Run:
         progress.update(step, {name: numbers.get(key) for name, key in _LIVE.items()})
         if judged is not None and step % cfg.samples_every == 0:
             rows = np.linspace(0, len(judged.prompts) - 1, 4).astype(int)
-            records = judged.take(np.unique(rows)).records(cfg.rewards, getattr(cfg, "watch", ()))
+            records = judged.take(np.unique(rows)).records(cfg.rewards, cfg.watch)
             self.folder.sample(step, records)
         for number, rows in bad_rows(updates).items():
             where = f"rows {rows}" if rows else "no single row, a sum overflowed"
