@@ -56,10 +56,13 @@ def check_number(
 
 
 def check_divides(what: str, whole: int, part_name: str, part: int) -> None:
-    """Refuse a batch that does not divide, naming the nearest sizes that do."""
+    """Refuse a batch that does not divide, naming the nearest sizes of either that do."""
     if part < 1 or whole % part:
         options = [d for d in range(1, whole + 1) if whole % d == 0]
         near = sorted(options, key=lambda d: (abs(d - part), d))[:3]
-        raise ConfigError(
-            f"{what}={whole} does not divide by {part_name}={part}; nearest: {sorted(near)}"
-        )
+        message = f"{what}={whole} does not divide by {part_name}={part}; nearest: {sorted(near)}"
+        if part > 1:  # as of a batch on three devices: it may be the batch that should change
+            below = whole // part * part
+            wholes = " or ".join(str(n) for n in (below, below + part) if n)
+            message += f", or {what}={wholes}"
+        raise ConfigError(message)

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,7 +70,10 @@ class Tokenizer:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder with a tokenizer")
+            hint = ""
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+                hint = f"; a model of the Hub comes first: hf download {folder} --local-dir FOLDER"
+            raise ConfigError(f"{folder} is not a folder with a tokenizer{hint}")
         try:
             hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # a corrupt tokenizer.json raises a bare Exception

@@ -70,7 +70,7 @@ def cfg(policy_folder, tmp_path):
         (["--reward-weights", 1, 2], ["reward_weights has 2 numbers for 1 rewards"]),
         (["--reward-weights", "nan"], ["reward_weights", "nan"]),
         # 16 rows a rollout
-        (["--minibatch-rows", 6], ["16 does not divide by minibatch_rows=6; nearest: [2, 4, 8]"]),
+        (["--minibatch-rows", 6], ["minibatch_rows=6; nearest: [2, 4, 8], or", "=12 or 18"]),
         (["--micro-rows", 5], ["16 does not divide by micro_rows=5; nearest: [2, 4, 8]"]),
         (
             ["--minibatch-rows", 8, "--micro-rows", 16],
@@ -80,6 +80,7 @@ def cfg(policy_folder, tmp_path):
         (["--mesh.data", 0], ["mesh.data=0"]),
         (["--mesh.data", -1, "--mesh.fsdp", -1], ["only one axis may be -1"]),
         (["--model", "no/such/model"], ["no/such/model is not a folder"]),
+        (["--model", "Qwen/Qwen3-0.6B"], ["hf download Qwen/Qwen3-0.6B --local-dir FOLDER"]),
         (["--sampling.max-new-tokens", 30], ["= 38", "at most 32 positions"]),
         (["--num-prompts", 17], ["a batch of 17 rows", "choose 1 to 16"]),
         (["--checkpoint.every", 0], ["checkpoint.every=0"]),
@@ -114,6 +115,7 @@ def never(*args, **kw):
         ),
         (["--decoder.d-model", 12], ["head_dim=3 must be even"]),
         (["--model", "no/such/model"], ["no/such/model is not a folder"]),
+        (["--model", "Qwen/Qwen3-0.6B"], ["hf download Qwen/Qwen3-0.6B --local-dir FOLDER"]),
     ],
     ids=str,
 )
