@@ -215,6 +215,12 @@ def seconds(note: dict[str, Any]) -> str:
     return ("" if len(known) == len(note["attempts"]) else "> ") + f"{sum(known):.0f} s"
 
 
+def tokens(result: dict[str, Any]) -> str:
+    """Response tokens that the run drew, and trained on; – where it draws none of its own."""
+    drawn, trained = result.get("tokens_drawn"), result.get("tokens_trained", result.get("tokens"))
+    return f"{'–' if drawn is None else f'{drawn / 1000:.0f}'} / {trained / 1000:.0f}"
+
+
 def told(row: Row, out: Path) -> str:
     """The headline of a finished row."""
     result = read_object(out / row.module / "result.json")
@@ -249,7 +255,7 @@ def table(rows: Sequence[Row], done: dict[str, Any], out: Path) -> str:
             f"{after['kl']:.1f}",
             f"{after['distinct_2']:.2f}",
             f"{before['ref_perplexity']:.2f} → {after['ref_perplexity']:.2f}",
-            f"{result['tokens'] / 1000:.0f}",
+            tokens(result),
             seconds(note),
             f"{result['steps']} / {result['updates']}",
             str(result["seed"]),
@@ -258,7 +264,7 @@ def table(rows: Sequence[Row], done: dict[str, Any], out: Path) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     head = (
         "| | VADER, before → after | KL, nats / completion | distinct-2 | reference perplexity "
-        "| tokens, thousands | wall | steps / updates | seed | `python -m experiments.` |"
+        "| tokens drawn / trained, thousands | wall | steps / updates | seed | `python -m experiments.` |"
     )
     return "\n".join([head, "|---" * 10 + "|", *lines, "", *(f"* {note}" for note in notes), ""])
 

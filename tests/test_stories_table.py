@@ -86,9 +86,10 @@ def test_a_failed_row_is_named_and_stops_only_its_readers(tiny_rows, tmp_path, c
     assert "after: not run, broken failed" in said.out
     lines = (tmp_path / "t" / "table.md").read_text().splitlines()
     grpo, ppo = (line.split(" | ") for line in lines if line.startswith(("| GRPO", "| PPO")))
-    assert grpo[1:6] == ["0.600 → 1.750", "5.5", "0.94", "3.90 → 3.90", "12"]
+    assert grpo[1:6] == ["0.600 → 1.750", "5.5", "0.94", "3.90 → 3.90", "12 / 1"]
     assert grpo[7:] == ["10 / 40", "0", "`one` |"]
     assert ppo[1] == "0.600 → 0.920"  # VADER, not the score that it is trained on
+    assert ppo[5] == "– / 0"
     assert "* PPO, learned (`two`): the score it is trained on 0.6 → 1.75" in lines
     assert "* broken (`broken`): no result" in lines
     assert all(line.count("|") == 11 for line in lines if line.startswith("|"))
