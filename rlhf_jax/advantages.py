@@ -125,7 +125,7 @@ def gae_adaptive(
     alpha: float = 0.05,
     lam: float | None = None,
 ) -> Array:
-    """`gae` with λ_i = 1 − 1/(α·l_i), l_i the row's counted tokens, at least 0 (2504.05118, eq. 9)
+    """`gae` with λ_i = 1 − 1/(α·l_i), l_i the row's counted tokens, at least 0 (2504.05118)
 
     A fixed λ = .95 leaves .95^100 = .006 of a final reward at the first of 100 tokens; here the
     horizon grows with the row. l ≤ 1/α gives λ = 0.
@@ -147,7 +147,7 @@ def reward_to_go(scored: Scored, reward_BT: Array, *, gamma: float = 1.0) -> Arr
 
 
 def greedy_baseline(scored: Scored, reward_BT: Array) -> Array:
-    """ReMax's Â_t = Σ_{s≥t} r_s − r(x, greedy y)   (2310.10505, section 4)
+    """ReMax's Â_t = Σ_{s≥t} r_s − r(x, greedy y)   (2310.10505)
 
     The baseline, `scored.baseline_B`, is the unshaped score of the prompt's greedy response: it
     does not depend on what was sampled, so the estimate stays unbiased with one sample a prompt.

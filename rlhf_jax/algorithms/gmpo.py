@@ -13,7 +13,7 @@ from rlhf_jax.losses.surrogate import token_ratio
 def gmpo(
     *, low: float = 0.4, high: float = 0.4, ddof: int = 0, eps: float = 1e-6
 ) -> PolicyObjective:
-    """J = E[1/G Σ_i Â_i (Π_t r′_t)^{1/|o_i|}], r′ the ratio clipped where Â_i pushes it   (eq. 4)
+    """J = E[1/G Σ_i Â_i (Π_t r′_t)^{1/|o_i|}], r′ the ratio clipped where Â_i pushes it
 
     GSPO's ratio, but clipped token by token before the mean, so one far token neither drags the
     row nor silences it. The clip of (e^−.4, e^.4) is the paper's; no KL.

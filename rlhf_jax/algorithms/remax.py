@@ -11,7 +11,7 @@ from rlhf_jax.losses.surrogate import token_ratio, unclipped
 
 
 def remax(*, kl_coef: float | None = 0.05) -> PolicyObjective:
-    """∇J = E[Σ_t ∇log π(y_t) (Σ_{s≥t} r_s − r(x, ȳ))], ȳ the greedy response   (section 4)
+    """∇J = E[Σ_t ∇log π(y_t) (Σ_{s≥t} r_s − r(x, ȳ))], ȳ the greedy response
 
     One greedy generation more a prompt, no critic and no group: G = 1 will do. The paper's β
     depends on its reward model; .05 is that of `ppo`.

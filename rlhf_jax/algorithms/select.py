@@ -26,7 +26,7 @@ def drop_truncated(scored: Scored) -> tuple[Array, Array]:
 
 
 def top_entropy(scored: Scored, *, share: float = 0.2) -> tuple[Array, Array]:
-    """w_t = 1[H_t ≥ the (1 − ρ)-quantile of the batch's H], 0 elsewhere (2506.01939, eq. 5, ρ = .2)
+    """w_t = 1[H_t ≥ the (1 − ρ)-quantile of the batch's H], 0 elsewhere (2506.01939, ρ = .2)
 
     Only the tokens at which the policy was undecided teach. The quantile runs over the counted
     tokens of the whole rollout, interpolated linearly, never over padding; the entropy is the

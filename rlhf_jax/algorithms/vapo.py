@@ -20,7 +20,7 @@ def vapo(
 ) -> PolicyObjective:
     """PPO's loss with λ = 1 − 1/(α·l) in the policy's GAE and λ = 1 in the critic's targets.
 
-    (Section 4.) Clip-higher, token mean, several samples a prompt, no KL. Two of the paper's parts
+    Clip-higher, token mean, several samples a prompt, no KL. Two of the paper's parts
     are not in a loss of this form and not here: pretraining the critic on Monte-Carlo returns,
     and the likelihood of correct answers added with weight .1.
 

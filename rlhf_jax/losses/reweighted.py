@@ -83,7 +83,7 @@ def gmpo(
 ) -> Array:
     """ℓ_t = −s_i·Â_t, s_i = exp((1/|y_i|) Σ_t d_t), d_t the log-ratio bounded token by token.
 
-    d_t = min(log r_t, ε_high) where Â_t > 0, max(log r_t, −ε_low) elsewhere   (2507.20673, eq. 4)
+    d_t = min(log r_t, ε_high) where Â_t > 0, max(log r_t, −ε_low) elsewhere   (2507.20673)
 
     The geometric mean of ratios that are clipped first, each on the side to which its advantage
     pushes. A clipped token has gradient 0 and still counts in the mean; the others have s_i (times

@@ -139,7 +139,7 @@ def dual_clipped(
 
     For Â < 0 the plain objective is unbounded in r, and so is its gradient: a clip takes an
     incentive away, it bounds no ratio. Past c the gradient is 0. The two-sided cap of INTELLECT-2,
-    −min(min(r, δ)·Â, clip(r, 1 ± ε)·Â) (2505.07291, section 3.4), is this loss with c = δ: for
+    −min(min(r, δ)·Â, clip(r, 1 ± ε)·Â) (2505.07291), is this loss with c = δ: for
     Â > 0 a δ above 1 + ε_high never acts, for Â < 0 both bound r by δ.
 
     Args:
