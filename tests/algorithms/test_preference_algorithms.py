@@ -180,6 +180,14 @@ def test_the_scale_of_the_weights_does_not_matter():
     np.testing.assert_allclose(same[0][0], none[0][0], rtol=1e-6)
 
 
+def test_wpo_scales_the_gradient_of_a_pair_and_is_not_differentiated():
+    """w = exp(log π(y_w)/|y_w| + log π(y_l)/|y_l|), in nats a token, times DPO's gradient."""
+    _, plain_BS = run(dpo.dpo(beta=0.1))
+    _, weighted_BS = run(dpo.wpo(beta=0.1))
+    factor_B = np.exp(np.sum(LOGP_BS / LENGTH_BS, axis=1))
+    np.testing.assert_allclose(weighted_BS, factor_B[:, None] * plain_BS, rtol=1e-5)
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 
