@@ -48,15 +48,9 @@ ONLINE_PANELS = (
 )
 
 
-def series_of(
-    lines: Iterable[Mapping[str, Any]], metric: str, phase: str
-) -> tuple[np.ndarray, np.ndarray]:
+def series_of(lines: Iterable[Mapping[str, Any]], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of a metric, where it was logged as a number."""
-    points = [
-        (line["step"], line[metric])
-        for line in lines
-        if line["phase"] == phase and line.get(metric) is not None
-    ]
+    points = [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
     return tuple(np.asarray(column) for column in zip(*points, strict=True)) if points else ((), ())
 
 
@@ -73,7 +67,6 @@ def draw_curves(
     path: str | Path,
     *,
     title: str,
-    phase: str = "train",
     panels: Sequence[Panel] = ONLINE_PANELS,
     columns: int = 3,
     max_panels: int = 6,
@@ -87,7 +80,6 @@ def draw_curves(
         lines: of metrics.jsonl.
         path: of the picture.
         title: above it: what was run.
-        phase: whose steps are drawn.
         panels: what may be drawn, the most wanted first.
         columns: panels side by side.
         max_panels: at most so many.
@@ -97,7 +89,7 @@ def draw_curves(
     """
     found = []
     for panel in panels:
-        series = [(label, *series_of(lines, metric, phase)) for metric, label in panel.series]
+        series = [(label, *series_of(lines, metric)) for metric, label in panel.series]
         # a curve that is 0 throughout says nothing
         if any(np.any(values) for _, _, values in series):
             found.append((panel, series))

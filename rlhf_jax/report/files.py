@@ -36,16 +36,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a log, one a line; [] if it is missing. A torn last line is left out.
 
     Raises:
-        ConfigError: the log cannot be read, or another line is not an object with the labels
-            of a log: "phase", a string, and "step", an integer. It names the line.
+        ConfigError: the log cannot be read, or another line is not an object with a
+            "step", an integer. It names the line.
     """
     # what follows the last newline is empty, unless a write was interrupted
     *lines, _torn = (_read(path) or b"").split(b"\n")
     found = []
     for number, data in enumerate(lines, start=1):
         line = _object(data, f"{path}:{number}")
-        if not isinstance(line.get("phase"), str) or type(line.get("step")) is not int:
-            raise damaged(f"{path}:{number}", "it has no phase and step")
+        if type(line.get("step")) is not int:
+            raise damaged(f"{path}:{number}", "it has no step")
         found.append(line)
     return found
 

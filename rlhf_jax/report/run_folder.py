@@ -1,16 +1,15 @@
 """The folder of a run: all that is left of it when the process is gone.
 
     config.json     resolved config, versions, commit, devices, command
-    metrics.jsonl   one line a logged step: {"phase", "step", "time", metrics}
-    samples.jsonl   {"phase", "step", fields of one completion}
-    tensorboard/    the same metrics as events, one TensorBoard run a phase
+    metrics.jsonl   one line a logged step: {"step", "time", metrics}
+    samples.jsonl   {"step", fields of one completion}
+    tensorboard/    the same metrics as events
     checkpoints/    what the run resumes from
     policy/         the policy as a Hugging Face folder
     curves.png      result.json
     .lock           held by the process that writes
 
-A phase is a part of a run with step numbers of its own ("warmup", "train"). `step` counts
-finished steps: 0 is before the first.
+`step` counts finished steps: 0 is before the first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.report.files import damaged, read_lines, read_object, write_atomically
 from rlhf_jax.report.resolved import resolved, surroundings
 
-LABELS = ("phase", "step", "time")
+LABELS = ("step", "time")
 
 
 class RunFolder:
@@ -56,8 +55,8 @@ class RunFolder:
         self.curves = self.path / "curves.png"
         self._metrics = self.path / "metrics.jsonl"
         self._samples = self.path / "samples.jsonl"
-        self._boards: dict[str, Any] = {}
-        self._last: dict[str, tuple[int, set[str]]] = {}  # phase -> last step, names it has
+        self._board: Any = None
+        self._last: tuple[int, set[str]] = (0, set())  # the last step, names it has
         self._release: Callable[[], Any] = lambda: None
         if writes:
             try:
@@ -123,65 +122,52 @@ class RunFolder:
         """Every logged line, in order."""
         return read_lines(self._metrics)
 
-    def log(self, step: int, metrics: Mapping[str, Any], *, phase: str = "train") -> None:
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Append the metrics of one step; they are on disk when this returns.
 
         Args:
-            step: finished steps, never less than at the phase's last call.
+            step: finished steps, never less than at the last call.
             metrics: name -> number; a value that is not finite is written as null. Names may be
                 spread over several calls of one step, each once.
-            phase: the part of the run that `step` counts in.
 
         Raises:
             ValueError: the step goes back, or one of its metrics is logged already.
         """
         if not self.writes:
             return
-        last, names = self._last.get(phase, (0, set()))
+        last, names = self._last
         if step < last:
-            raise ValueError(f"{phase} step {step} comes after step {last}")
+            raise ValueError(f"step {step} comes after step {last}")
         taken = set(LABELS) | (names if step == last else set())
         if taken & metrics.keys():
-            raise ValueError(f"{phase} step {step} has {sorted(taken & metrics.keys())} already")
+            raise ValueError(f"step {step} has {sorted(taken & metrics.keys())} already")
         numbers = resolved(dict(metrics))
-        line = {"phase": phase, "step": step, "time": round(time.time(), 3), **numbers}
+        line = {"step": step, "time": round(time.time(), 3), **numbers}
         self._append(self._metrics, [line])
         self._note(line)
         for name, value in numbers.items():
             if isinstance(value, (int, float)):
-                self._board(phase).add_scalar(name, value, step)
+                self._events().add_scalar(name, value, step)
 
-    def sample(
-        self, step: int, samples: Iterable[Mapping[str, Any]], *, phase: str = "train"
-    ) -> None:
+    def sample(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         """Append completions of one step, each with its prompt, scores and what else is told."""
-        labels = {"phase": phase, "step": step}
-        self._append(self._samples, [{**labels, **resolved(dict(s))} for s in samples])
+        self._append(self._samples, [{"step": step, **resolved(dict(s))} for s in samples])
 
-    def cut_back(self, step: int, *, phase: str = "train") -> None:
+    def cut_back(self, step: int) -> None:
         """Forget what was logged past a restored checkpoint, so that no step is logged twice.
 
-        Kept are the phase's lines up to `step`, and the phases that began before it. A line torn
-        by a crash goes too. Call it with step −1 to begin a phase anew.
+        Kept are the lines up to `step`; −1 keeps none. A line torn by a crash goes too.
         """
         if not self.writes:
             return
-        order = list(dict.fromkeys(line["phase"] for line in self.metrics()))
-        earlier = order[: order.index(phase)] if phase in order else order
-
-        def keep(line):
-            in_time = line["phase"] == phase and line["step"] <= step
-            return in_time or line["phase"] in earlier
-
-        self._rewrite(keep)
-        self._close_boards()
-        for board in (self.path / "tensorboard").glob("*"):
-            if board.name not in earlier:
-                self._board(board.name, purge_step=step + 1 if board.name == phase else 0)
+        self._rewrite(lambda line: line["step"] <= step)
+        self._close_board()
+        if (self.path / "tensorboard").exists():
+            self._events(purge_step=step + 1)
 
     def close(self) -> None:
         """Close the event files and let another writer in; the folder can still be read."""
-        self._close_boards()
+        self._close_board()
         self._release()
 
     def _lock(self) -> None:
@@ -207,36 +193,34 @@ class RunFolder:
                 raise damaged(str(file), f"it has no {name!r}")
         return found
 
-    def _close_boards(self) -> None:
-        for board in self._boards.values():
-            board.close()
-        self._boards = {}
+    def _close_board(self) -> None:
+        if self._board is not None:
+            self._board.close()
+        self._board = None
 
-    def _board(self, phase: str, purge_step: int | None = None):
-        if phase not in self._boards:
+    def _events(self, purge_step: int | None = None):
+        if self._board is None:
             # imported here: where torch is installed, tensorboardX imports it
             from tensorboardX import SummaryWriter
 
-            folder = self.path / "tensorboard" / phase
+            folder = self.path / "tensorboard"
             # TensorBoard drops what older files hold from purge_step on. Files are named by the
             # second, and a second writer in that second would overwrite the first.
             suffix = f".{len(list(folder.glob('*')))}" if folder.exists() else ".0"
-            self._boards[phase] = SummaryWriter(
-                str(folder), purge_step=purge_step, filename_suffix=suffix
-            )
-        return self._boards[phase]
+            self._board = SummaryWriter(str(folder), purge_step=purge_step, filename_suffix=suffix)
+        return self._board
 
     def _note(self, line: dict[str, Any]) -> None:
-        last, names = self._last.get(line["phase"], (None, set()))
+        last, names = self._last
         names = names if line["step"] == last else set()
-        self._last[line["phase"]] = line["step"], names | line.keys()
+        self._last = line["step"], names | line.keys()
 
     def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         for file in (self._metrics, self._samples):
             if file.exists():
                 kept = [json.dumps(line) + "\n" for line in read_lines(file) if keep(line)]
                 write_atomically(file, "".join(kept))
-        self._last = {}
+        self._last = (0, set())
         for line in self.metrics():
             self._note(line)
 

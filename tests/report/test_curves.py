@@ -4,18 +4,18 @@ from matplotlib.image import imread
 from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves, series_of, smooth
 
 
-def lines(n, phase="train"):
+def lines(n):
     for step in range(1, n + 1):
-        line = {"phase": phase, "step": step, "score": step / n, "kl_response": 0.1, "entropy": 1.0}
+        line = {"step": step, "score": step / n, "kl_response": 0.1, "entropy": 1.0}
         yield {**line, "length": None, "eval/score": 0.5} if step % 5 == 0 else line
 
 
 def test_series_skip_what_was_not_logged():
-    mixed = [*lines(10), *lines(3, phase="warmup")]
-    steps, values = series_of(mixed, "eval/score", "train")
+    logged = list(lines(10))
+    steps, values = series_of(logged, "eval/score")
     assert steps.tolist() == [5, 10] and values.tolist() == [0.5, 0.5]
-    assert len(series_of(mixed, "score", "warmup")[0]) == 3
-    assert len(series_of(mixed, "length", "train")[0]) == 0
+    assert len(series_of(logged, "score")[0]) == 10
+    assert len(series_of(logged, "length")[0]) == 0
 
 
 def test_running_mean():
@@ -39,13 +39,13 @@ def test_one_point_and_nothing(tmp_path):
     assert draw_curves([], path, title="run") == []
     assert not path.exists()
     panel = Panel("One", "unit", (("x", "a"), ("y", "b")))
-    line = {"phase": "train", "step": 3, "y": 1.0}
+    line = {"step": 3, "y": 1.0}
     assert draw_curves([line], path, title="run", panels=(panel,)) == ["One"]
     assert (imread(path)[..., :3] < 0.2).any()
 
 
 def test_at_most_six_panels(tmp_path):
     names = {name for panel in ONLINE_PANELS for name, _ in panel.series}
-    full = [{"phase": "train", "step": s, **dict.fromkeys(names, 0.5)} for s in (1, 2)]
+    full = [{"step": s, **dict.fromkeys(names, 0.5)} for s in (1, 2)]
     drawn = draw_curves(full, tmp_path / "curves.png", title="run")
     assert len(drawn) == 6 and drawn[0] == "Score"

@@ -19,12 +19,12 @@ class Config:
     seed: int = 3
 
 
-def steps(run, phase="train"):
-    return [line["step"] for line in run.metrics() if line["phase"] == phase]
+def steps(run):
+    return [line["step"] for line in run.metrics()]
 
 
 def samples(run):
-    return [(s["phase"], s["step"]) for s in read_lines(run.path / "samples.jsonl")]
+    return [s["step"] for s in read_lines(run.path / "samples.jsonl")]
 
 
 def test_config_keeps_what_ran_before(tmp_path):
@@ -46,10 +46,10 @@ def test_lines_are_on_disk_at_once(tmp_path):
     run.log(1, {"eval/score": 1})
     run.sample(1, [{"prompt": "é\n", "scores": {"exact": None}}])
     lines = RunFolder(tmp_path, writes=False).metrics()
-    assert [(m["phase"], m["step"]) for m in lines] == [("train", 1)] * 2
+    assert [m["step"] for m in lines] == [1, 1]
     assert lines[0]["loss"] == 0.5 and lines[0]["bad"] is None and lines[1]["eval/score"] == 1
     (sample,) = read_lines(tmp_path / "samples.jsonl")
-    assert sample == {"phase": "train", "step": 1, "prompt": "é\n", "scores": {"exact": None}}
+    assert sample == {"step": 1, "prompt": "é\n", "scores": {"exact": None}}
     run.close()
 
 
@@ -63,7 +63,6 @@ def test_nothing_is_logged_twice(tmp_path):
             run.log(1, {"kl": 0.0})
         with pytest.raises(ValueError, match=r"\['time'\]"):
             run.log(3, {"time": 1.0})
-        run.log(1, {"loss": 9.0}, phase="warmup")
     with RunFolder(tmp_path) as again, pytest.raises(ValueError, match="already"):
         again.log(2, {"loss": 0.4})
 
@@ -76,37 +75,26 @@ def test_cut_back_to_a_checkpoint(tmp_path):
     with RunFolder(tmp_path) as run:
         run.cut_back(4)
         assert steps(run) == [1, 2, 3, 4]
-        assert samples(run) == [("train", s) for s in (1, 2, 3, 4)]
+        assert samples(run) == [1, 2, 3, 4]
         run.log(5, {"loss": 50})
         assert [line["loss"] for line in run.metrics()] == [1, 2, 3, 4, 50]
 
 
-def test_cut_back_knows_the_phases(tmp_path):
-    def fill():
-        for phase in ("warmup", "train"):
-            run.cut_back(-1, phase=phase)
-            for step in range(3):
-                run.log(step, {"loss": step}, phase=phase)
-                run.sample(step, [{}], phase=phase)
-
+def test_cut_back_to_the_beginning(tmp_path):
     with RunFolder(tmp_path) as run:
-        fill()
-        run.cut_back(1, phase="train")
-        assert (steps(run, "warmup"), steps(run)) == ([0, 1, 2], [0, 1])
-        run.cut_back(-1, phase="train")
-        assert (steps(run, "warmup"), steps(run)) == ([0, 1, 2], [])
-        assert samples(run) == [("warmup", s) for s in range(3)]
-        fill()
-        run.cut_back(1, phase="warmup")
-        assert (steps(run, "warmup"), steps(run)) == ([0, 1], [])
-        assert samples(run) == [("warmup", 0), ("warmup", 1)]
+        for _ in range(2):
+            run.cut_back(-1)
+            for step in range(3):
+                run.log(step, {"loss": step})
+                run.sample(step, [{}])
+        assert steps(run) == samples(run) == [0, 1, 2]
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_file_is_not(tmp_path):
     with RunFolder(tmp_path) as run:
         run.log(1, {"loss": 1})
     file = tmp_path / "metrics.jsonl"
-    file.write_text(file.read_text() + '{"phase": "train", "st')
+    file.write_text(file.read_text() + '{"st')
     with RunFolder(tmp_path) as run:
         assert steps(run) == [1]
         run.log(2, {"loss": 2})
@@ -116,14 +104,14 @@ def test_a_torn_line_is_dropped_and_a_damaged_file_is_not(tmp_path):
         RunFolder(tmp_path)
 
 
-GOOD = b'{"phase": "train", "step": 1}\n'
+GOOD = b'{"step": 1}\n'
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize(
     "line",
-    [b"[]", b'{"a": 1}', b'{"phase": 1, "step": 1}', b'{"phase": "a", "step": "1"}', b"\xff", b"",
-     b"[" * 100_000, b'{"phase": "a", "step": ' + b"1" * 5000 + b"}"],
+    [b"[]", b'{"a": 1}', b'{"step": 1.5}', b'{"step": "1"}', b"\xff", b"",
+     b"[" * 100_000, b'{"step": ' + b"1" * 5000 + b"}"],
     ids=range(8),
 )  # fmt: skip
 def test_a_damaged_line_is_named_and_the_folder_let_go(tmp_path, name, line):
@@ -234,13 +222,11 @@ def test_killed_while_logging_and_resumed(tmp_path):
 def test_events_and_what_a_resume_takes_back(tmp_path):
     """A second event file purges from the restored step on and leaves the first as it is."""
     with RunFolder(tmp_path) as run:
-        run.log(1, {"loss": 0.25, "bad": None}, phase="warmup")
-        run.log(1, {"loss": 0.5})
+        run.log(1, {"loss": 0.5, "bad": None})
         run.cut_back(0)
         run.log(1, {"loss": 0.75})
-    files = sorted((tmp_path / "tensorboard" / "train").iterdir(), key=lambda f: f.name[-1])
+    files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda f: f.name[-1])
     assert len(files) == 2
-    assert len(list((tmp_path / "tensorboard" / "warmup").iterdir())) == 1
     first, second = (list(events(file)) for file in files)
     assert [(e.step, v.tag, v.simple_value) for e in first for v in e.summary.value] == [
         (1, "loss", 0.5)
