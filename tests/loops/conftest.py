@@ -6,7 +6,7 @@ import jax
 import pytest
 from toy import write_policy
 
-from rlhf_jax.loops import offline, online_preference, run, sampling, setup
+from rlhf_jax.loops import answers, offline, online_preference, run, sampling, setup
 from rlhf_jax.parallel.mesh import make_mesh
 
 
@@ -21,7 +21,7 @@ def one_device():
     """The loops see the first device alone: less to compile."""
     make_one = partial(make_mesh, devices=jax.devices()[:1])
     with pytest.MonkeyPatch.context() as patch:
-        for module in (setup, offline, sampling, online_preference):
+        for module in (setup, offline, answers, sampling, online_preference):
             patch.setattr(module, "make_mesh", make_one)
         yield
 
