@@ -171,9 +171,7 @@ def make_unpaired_update(
         known = {"logp_ref_B": logp_ref_B}
         if objective.needs_other:
             if batch.tokens_other_BT is None:
-                raise ConfigError(
-                    f"loss={objective.loss} reads mismatched pairs; the batch has none"
-                )
+                raise ConfigError("the objective reads mismatched pairs; the batch has none")
             other = (batch.tokens_other_BT, batch.attend_other_BT, batch.mask_other_BT)
             known["logp_other_B"] = score(state.policy, other)
             known["logp_ref_other_B"] = _of_reference(score, state, batch.logp_ref_other_B, other)

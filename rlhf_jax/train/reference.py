@@ -9,6 +9,7 @@ data or another precision are never found. A file that is damaged is told and ma
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -65,7 +66,7 @@ def _read(file: Path, record: str) -> list[np.ndarray] | None:
     if not file.exists():
         return None
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
             arrays = [stored[f"arr_{i}"] for i in range(len(stored.files) - 2)]
             whole = str(stored["digest"]) == _digest(record, arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
