@@ -264,7 +264,8 @@ def table(rows: Sequence[Row], done: dict[str, Any], out: Path) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     head = (
         "| | VADER, before → after | KL, nats / completion | distinct-2 | reference perplexity "
-        "| tokens drawn / trained, thousands | wall | steps / updates | seed | `python -m experiments.` |"
+        "| tokens drawn / trained, thousands | wall | steps / updates | seed "
+        "| `python -m experiments.` |"
     )
     return "\n".join([head, "|---" * 10 + "|", *lines, "", *(f"* {note}" for note in notes), ""])
 

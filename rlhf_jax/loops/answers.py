@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from rlhf_jax.bind import Bound
@@ -17,12 +18,15 @@ from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import Judged, judge
-from rlhf_jax.loops.common import step_key
+from rlhf_jax.loops.common import RunConfig, step_key
 from rlhf_jax.loops.evaluate import evaluate
 from rlhf_jax.loops.functions import prompt_sampler
+from rlhf_jax.loops.run import load_policy
 from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
+from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.sharding import row_shards
 from rlhf_jax.rewards.compose import check_rewards
 from rlhf_jax.rollout.sampler import SamplingConfig
@@ -138,3 +142,29 @@ def make_answering(
         )
 
     return answer
+
+
+def answer_from_folder(
+    cfg: AnswersConfig, policy: str, reference: str, *, like: RunConfig
+) -> dict[str, float]:
+    """The numbers of a model folder on the held-out prompts, and its distance from another.
+
+    Args:
+        cfg: the options.
+        policy: folder of the model that answers.
+        reference: folder of the model that its answers are compared with, of the same shape.
+        like: a run whose seed, mesh, micro-batches and dtype are used.
+
+    Raises:
+        ConfigError: a folder or a prompt that cannot be used.
+    """
+    tokenizer, config = Tokenizer.from_folder(policy), read_config(policy)
+    if read_config(reference) != config:
+        raise ConfigError(f"{policy} and {reference} are decoders of different shapes")
+    prompts, mesh = cfg.read(tokenizer, config), make_mesh(like.mesh)
+    with jax.set_mesh(mesh):
+        model, params = load_policy(policy, like, mesh)
+        _, reference_params = load_policy(reference, like, mesh)
+        options = dict(seed=like.seed, micro_rows=like.micro_rows, mesh=mesh)
+        answer = make_answering(cfg, model, tokenizer, prompts, **options)
+        return answer(params, reference_params)[0]

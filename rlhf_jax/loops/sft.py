@@ -61,7 +61,7 @@ class SFTConfig(OfflineConfig):
 
     def __post_init__(self):
         OfflineConfig.__post_init__(self)
-        if self.answers is not None and not self.model:
+        if self.answers is not None and self.model is None:
             raise ConfigError("answers are compared with those of a given model: name a model")
 
 
