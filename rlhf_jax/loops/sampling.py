@@ -26,19 +26,20 @@ from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import judge
 from rlhf_jax.loops.common import DTYPES, StopRequest, step_key
+from rlhf_jax.loops.functions import prompt_sampler
 from rlhf_jax.loops.run import begin_anew, check_vocabulary, load_policy
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.parallel.multihost import barrier, is_first_process, to_host
-from rlhf_jax.parallel.sharding import row_shards, shard_rows
+from rlhf_jax.parallel.sharding import row_shards
 from rlhf_jax.report.files import write_atomically
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.resolved import resolved
 from rlhf_jax.report.run_folder import RunFolder
 from rlhf_jax.rewards.compose import check_rewards
-from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
+from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.types import Prompts, Rollout
 
 # Options that change no row (but to rounding): a prompt draws the same samples in any batch.
@@ -204,15 +205,15 @@ def _draw(
 ) -> None:
     """Append the rows from the `done`-th on."""
     model, params = load_policy(cfg.model, cfg, mesh)
-    sample = make_sampler(model, cfg.sampling, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
+    ids = dict(end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
+    sample = prompt_sampler(model, cfg.sampling, **ids, mesh=mesh)
     key = step_key(cfg.seed, 0, "sample")
     first, total = done, len(prompts)
     rest = batches_in_order(total - first, cfg.num_prompts, lambda i: prompts.take(i + first))
     with Progress("sample", total=total, start=done, every=1) as progress:
         for batch, weight_P in rest:
             began = time.monotonic()
-            arrays = (batch.tokens_PL, batch.attend_PL, batch.id_P)
-            rollout = sample(params, *shard_rows(mesh, arrays), key)
+            rollout = sample(params, batch, key)
             rows = _rows(cfg, tokenizer, batch, rollout)[: int(weight_P.sum())]
             if folder.writes:
                 _append(folder.path / ROWS_FILE, rows)

@@ -19,7 +19,7 @@ def test_position_is_the_step():
     assert shuffled_batches(10, 3, 0, np.asarray)[10**9].shape == (3,)
 
 
-def test_rows_are_shuffled_and_by_the_seed():
+def test_open_instruct_560_rows_are_shuffled_and_by_the_seed():
     orders = [np.concatenate(steps(shuffled_batches(10, 5, s, np.asarray), 4)) for s in (0, 0, 1)]
     assert orders[0][:10].tolist() != list(range(10))
     assert orders[0].tolist() == orders[1].tolist()

@@ -88,7 +88,8 @@ def test_every_step_is_logged_once_with_the_same_numbers(runs, part, steps):
 
 
 @pytest.mark.parametrize("part", ["warmup", "."])
-def test_the_end_is_the_same_to_the_bit(runs, part):
+def test_trl_3185_nemo_rl_3171_the_end_is_the_same_to_the_bit(runs, part):
+    """Samples, optimizer, schedule and token counts of a resumed run are the straight run's."""
     folders = [run / part for run in runs]
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         one, two = ((folder / "policy" / name).read_bytes() for folder in folders)

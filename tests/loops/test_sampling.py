@@ -73,8 +73,11 @@ def test_trl_5242_the_drawn_ids_are_what_is_trained_on(cfg, policy_folder):
     assert any(ids[-1] not in tokenizer.end_ids for ids in drawn)
 
 
-def test_any_batch_draws_the_same_rows(cfg, tmp_path):
+def test_trl_2824_any_batch_draws_the_same_rows_and_each_sample_its_own(cfg, tmp_path):
+    """Keys fold prompt and sample ids, never a place in a batch: as on any number of processes."""
     rows = sampling.draw_rows(cfg)
+    for row in rows:
+        assert len({tuple(ids) for ids in row["completion_ids"]}) == 3
     other = replace(cfg, out=str(tmp_path / "other"), num_prompts=7)
     assert sampling.draw_rows(other) == rows
     seed = replace(cfg, out=str(tmp_path / "seed"), seed=1)
@@ -98,8 +101,9 @@ def test_what_is_drawn_is_not_drawn_again(cfg, monkeypatch):
     assert sampling.draw_rows(cfg) == rows
 
 
-def test_a_stopped_run_goes_on_after_its_last_whole_row(cfg, tmp_path, monkeypatch):
-    rows = sampling.draw_rows(replace(cfg, out=str(tmp_path / "straight")))
+def test_trl_3185_a_stopped_run_goes_on_and_counts_on(cfg, tmp_path, monkeypatch):
+    straight = replace(cfg, out=str(tmp_path / "straight"))
+    rows, tokens = sampling.draw_rows(straight), sampling.run(straight)["tokens"]
     plain = sampling._append
 
     def stop_after_the_first_batch(file, new):
@@ -115,6 +119,7 @@ def test_a_stopped_run_goes_on_after_its_last_whole_row(cfg, tmp_path, monkeypat
     with open(file, "a") as out:
         out.write('{"prompt": "torn')  # the process died while it wrote
     assert sampling.draw_rows(cfg) == rows
+    assert sampling.run(cfg)["tokens"] == tokens
 
 
 def test_a_request_to_stop_is_heard_between_batches(cfg, monkeypatch):
@@ -132,7 +137,7 @@ def test_a_request_to_stop_is_heard_between_batches(cfg, monkeypatch):
     assert len(read_samples(cfg.out)) == 4
 
 
-def test_other_samples_are_not_mixed_in(cfg, policy_folder, tmp_path):
+def test_nemo_rl_2519_samples_of_other_data_are_not_mixed_in(cfg, policy_folder, tmp_path):
     rows = sampling.draw_rows(cfg)
     with pytest.raises(ConfigError, match="samples of another seed"):
         sampling.run(replace(cfg, seed=3))
