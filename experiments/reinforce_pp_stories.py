@@ -1,4 +1,4 @@
-"""REINFORCE++ (2501.03262): `grpo_stories` with another objective.
+"""REINFORCE++ (2501.03262): `grpo_stories` with another objective, β as in `ppo_stories`.
 
 python -m experiments.reinforce_pp_stories --model ../shared/models/stories260K/hf
 """
@@ -14,7 +14,7 @@ CONFIG = replace(
     grpo_stories.CONFIG,
     out="runs/reinforce_pp_stories",
     num_steps=60,
-    objective=reinforce_pp(),
+    objective=reinforce_pp(kl_coef=0.05),
 )
 
 if __name__ == "__main__":

@@ -11,9 +11,24 @@ from rlhf_jax.loops.common import step_key
 from rlhf_jax.loops.evaluate import evaluate
 from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Setup
+from rlhf_jax.report.curves import ONLINE_PANELS, Panel
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.tables import sample_table
+from rlhf_jax.rewards.compose import reward_names
 from rlhf_jax.train.state import TrainState
+
+
+def panels_of(cfg) -> tuple[Panel, ...]:
+    """The curves of a run: beside the score those of the watched functions."""
+    watched = [
+        Panel(
+            f"Watched: {name}",
+            "score",
+            ((f"watch/{name}", "training"), (f"eval/watch/{name}", "held-out")),
+        )
+        for name in reward_names(cfg.watch)
+    ]
+    return (ONLINE_PANELS[0], *watched, *ONLINE_PANELS[1:])
 
 
 def answer_held_out(

@@ -20,7 +20,7 @@ from rlhf_jax.errors import ConfigError, check_divides, check_number
 from rlhf_jax.loops.collect import fill_batch, minibatches
 from rlhf_jax.loops.common import StopRequest
 from rlhf_jax.loops.draws import Draws
-from rlhf_jax.loops.measure import answer_held_out, measure
+from rlhf_jax.loops.measure import answer_held_out, measure, panels_of
 from rlhf_jax.loops.rollout_config import RolloutConfig
 from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
@@ -138,7 +138,7 @@ def run(cfg: OnlineConfig) -> dict[str, Any]:
         Interrupted: asked to stop; the run is saved and the message says how to go on.
     """
     inputs = read_inputs(cfg)
-    with Run(cfg, counts=COUNTS) as opened, StopRequest() as stop:
+    with Run(cfg, panels=panels_of(cfg), counts=COUNTS) as opened, StopRequest() as stop:
         result = opened.finished(inputs.identity)
         if result is not None:
             return result

@@ -27,8 +27,9 @@ class TrainState:
     """Everything that a step reads and writes. What a run does not use is None.
 
     `step` counts finished steps of the loop (rollouts), `updates` applied optimizer updates; a
-    skipped non-finite update does not count. `reward_kl_coef` is the adaptive β of the KL in the
-    reward (None where β is fixed).
+    skipped non-finite update does not count. Learning rates follow `updates`; evaluations, saves
+    and the renewal of the reference follow `step`, and so does `reward_kl_coef`, the adaptive β of
+    the KL in the reward (None where β is fixed), which moves once a rollout.
     """
 
     step: Array

@@ -19,6 +19,7 @@ from rlhf_jax.bind import bind
 from rlhf_jax.data.frontier import FrontierConfig
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import online, run
+from rlhf_jax.loops.measure import panels_of
 from rlhf_jax.models.heads import init_reward_head
 from rlhf_jax.models.reward import (
     RewardNotes,
@@ -203,6 +204,9 @@ def test_four_models_train_and_the_gold_score_is_only_watched(
     for sample in map(json.loads, samples):
         low = share_of_low_bytes([sample["prompt"]], [sample["completion"]], [{}])
         assert sample["share_of_low_bytes"] == pytest.approx(low[0])
+    titles = [panel.title for panel in panels_of(cfg)]
+    assert titles[:3] == ["Score", "Watched: share_of_low_bytes", "KL to the reference"]
+    assert len(titles) == len(panels_of(online_config(policy_folder, "no/out"))) + 1
     # the same policy to the bit without it
     blind = replace(cfg, out=str(tmp_path / "blind"), watch=())
     online.run(blind)
