@@ -45,7 +45,7 @@ class RolloutConfig(RunConfig):
         for name in ("num_prompts", "samples_every"):
             check_number(name, getattr(self, name), low=1)
         check_choice("over_long", self.over_long, OVER_LONG)
-        check_rewards(self.rewards, self.weights)
+        check_rewards(self.rewards, self.reward_weights)
         if not isinstance(self.watch, (tuple, list)):
             raise ConfigError(f"watch is {self.watch!r}, not a tuple: write (bind(...),)")
 
