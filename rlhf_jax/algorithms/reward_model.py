@@ -7,7 +7,7 @@ from jax import Array, lax
 
 from rlhf_jax.algorithms.ranges import check_numbers
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import ConfigError
+from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.losses.bradley_terry import (
     best_of,
     centring,
@@ -42,6 +42,8 @@ class RewardObjective:
             object.__setattr__(self, "loss", bind(self.loss))
         for name in self.__dataclass_fields__:
             check_numbers(name, getattr(self, name))
+        if isinstance(self.centre, (int, float)):
+            check_number("centre", self.centre, low=0.0)
 
 
 def reward_loss(

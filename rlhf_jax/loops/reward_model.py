@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.reward_model import RewardObjective, reward_loss
 from rlhf_jax.bind import Bound
+from rlhf_jax.data.judges import length_rule_accuracy, true_score_accuracy
 from rlhf_jax.data.order import fingerprint as fingerprint_rows
 from rlhf_jax.data.padding import pad_right
-from rlhf_jax.data.rankings import RankedSet, read_judged, true_score_accuracy
+from rlhf_jax.data.rankings import RankedSet, read_judged
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.loops.common import DTYPES, step_key
 from rlhf_jax.loops.offline import (
@@ -50,7 +51,8 @@ PANELS = (
         (
             ("accuracy", "training"),
             ("eval/accuracy", "held out"),
-            ("eval/accuracy_true_score", "the true scores, held out"),
+            ("eval/accuracy_by_length", "by length alone, held out"),
+            ("eval/accuracy_true_score", "by the true scores, held out"),
         ),
     ),
     *OPTIMIZER_PANELS,
@@ -95,13 +97,13 @@ class RewardModelConfig(OfflineConfig):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tokenizer, rankings and reference texts; `true_score` is what the scores behind the held-out
-    labels reach on them, where the rows tell."""
+    """Tokenizer, rankings and reference texts; `beside`: the held-out accuracy of what is no model,
+    length alone and (where the rows tell) the true scores behind the labels."""
 
     tokenizer: Tokenizer
     rows: RankedSet
     held_out: RankedSet | None
-    true_score: float | None
+    beside: dict[str, float]
     reference: list[list[int]]
     identity: str
 
@@ -170,11 +172,14 @@ def read_inputs(cfg: RewardModelConfig) -> Inputs:
     check_positions(cfg.max_tokens, config.max_positions)
     options = dict(max_tokens=cfg.max_tokens, over_long=cfg.over_long)
     rows = RankedSet.from_rows(cfg.rankings(), tokenizer, **options)
-    held_out = true_score = None
+    held_out, beside = None, {}
     if cfg.held_out is not None:
         found = cfg.held_out()
         held_out = RankedSet.from_rows(found, tokenizer, name="held-out rankings", **options)
+        beside = {"accuracy_by_length": length_rule_accuracy(rows, held_out)}
         true_score = true_score_accuracy(found)
+        if true_score is not None:
+            beside["accuracy_true_score"] = true_score
     if cfg.reference is not None:
         texts = read_judged(cfg.reference(), tokenizer, name="reference texts", **options)
     else:
@@ -183,7 +188,7 @@ def read_inputs(cfg: RewardModelConfig) -> Inputs:
     reference = [texts[i] for i in spread.astype(int)]
     prints = [rows.fingerprint, *([held_out.fingerprint] if held_out else [])]
     identity = "-".join([fingerprint(cfg.model), *prints, fingerprint_rows(reference)])
-    return Inputs(tokenizer, rows, held_out, true_score, reference, identity)
+    return Inputs(tokenizer, rows, held_out, beside, reference, identity)
 
 
 def normalisation(scores: np.ndarray, kind: str) -> tuple[float, float]:
@@ -236,8 +241,6 @@ def held_out_numbers(cfg: RewardModelConfig, inputs: Inputs, score, mesh: Mesh):
         weight_B = prompt_weight(jnp.asarray(whole.rank_BS), jnp.asarray(whole.valid_BS))
         _, metrics = reward_loss(cfg.objective, np.concatenate(parts), whole, weight_B)
         numbers = {name: float(metrics[name].value()) for name in ("loss", "accuracy")}
-        if inputs.true_score is not None:
-            numbers["accuracy_true_score"] = inputs.true_score
-        return numbers
+        return {**numbers, **inputs.beside}
 
     return measure
