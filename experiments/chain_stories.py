@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments import (
+    dpo_stories,
     grpo_stories,
     ppo_reward_model_stories,
     rejection_sampling_stories,
@@ -28,15 +29,11 @@ from experiments import (
     sft_stories,
 )
 from experiments.launch import launch
-from rlhf_jax.algorithms.dpo import dpo
-from rlhf_jax.bind import bind
-from rlhf_jax.data.comparisons import sampled_pairs
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.loops import online, preference, reward_model, sampling, sft
 from rlhf_jax.loops.answers import answer_from_folder
 from rlhf_jax.loops.run import begin_anew
 from rlhf_jax.report.run_folder import RunFolder
-from rlhf_jax.train.optim import OptimConfig
 
 # what differs from the experiments of these names: folders, models and seeds, set by the chain
 SFT = replace(sft_stories.CONFIG, out="", model="")
@@ -44,18 +41,7 @@ SAMPLES = replace(sample_stories.CONFIG, out="", model="")
 REJECTION = replace(rejection_sampling_stories.CONFIG, out="", model="")
 REWARD = replace(reward_stories.CONFIG, out="", model="", num_steps=200)
 PPO = replace(ppo_reward_model_stories.CONFIG, out="", model="", num_steps=40)
-PAIRS = bind(sampled_pairs, samples="", temperature=0.1, pairs_per_prompt=4)
-DPO = preference.PreferenceConfig(
-    out="",
-    model="",
-    objective=dpo(beta=0.1),
-    preferences=PAIRS.replace(part="train"),
-    held_out=PAIRS.replace(part="held_out"),
-    num_steps=60,
-    batch_rows=32,
-    max_tokens=112,
-    optim=OptimConfig(learning_rate=1e-4, warmup_updates=10),
-)
+DPO = replace(dpo_stories.CONFIG, out="", model="", answers=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

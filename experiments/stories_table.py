@@ -29,6 +29,7 @@ from rlhf_jax.report.files import read_object, write_atomically
 SAMPLES, REWARD_MODEL = "{out}/sample_stories", "{out}/reward_stories/reward_model"
 ONLINE = ("--prompts.path", "{text}")
 ANSWERS = ("--answers.prompts.path", "{text}")
+PREFERENCES = ("preferences", "held-out")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,13 @@ ROWS = (
     Row("CISPO", "cispo_stories"),
     Row("SAPO", "sapo_stories"),
     Row("GMPO", "gmpo_stories"),
+    sampled("DPO", "dpo_stories", *PREFERENCES),
+    sampled("IPO", "ipo_stories", *PREFERENCES),
+    sampled("KTO", "kto_stories", *PREFERENCES),
+    sampled("SimPO", "simpo_stories", *PREFERENCES),
+    sampled("ORPO", "orpo_stories", *PREFERENCES),
+    sampled("CPO", "cpo_stories", *PREFERENCES),
+    Row("online DPO", "online_dpo_stories"),
 )
 
 
