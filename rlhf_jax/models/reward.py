@@ -24,7 +24,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
 from rlhf_jax.models.families import FAMILIES, SCORERS
@@ -35,6 +35,7 @@ from rlhf_jax.models.weights import read_json
 from rlhf_jax.parallel.sharding import constrain_rows, padded_vocab, spec_for
 
 NOTES = "reward_model.json"
+OVER_LONG = ("error", "drop", "left", "right")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +229,7 @@ def read_notes(folder: Path) -> tuple[RewardNotes, float]:
         check_number(f"{file}: {name}", raw[name])
     if raw["max_tokens"] is not None:
         check_number(f"{file}: max_tokens", raw["max_tokens"], low=2)
+    check_choice(f"{file}: over_long", raw["over_long"], OVER_LONG)
     bias = raw.pop("head_bias")
     return RewardNotes(**raw), bias
 

@@ -79,7 +79,7 @@ def learned(
 
 @lru_cache(maxsize=2)
 def _opened(
-    folder: str, written: int, mesh: Mesh | None
+    folder: str, written: tuple[int, ...], mesh: Mesh | None
 ) -> tuple[Tokenizer, Callable, Any, RewardNotes, Mesh | None]:
     """`written` is only in the key: a folder that another run has replaced is read anew."""
     tokenizer = Tokenizer.from_folder(folder)
@@ -92,9 +92,9 @@ def _opened(
     return tokenizer, jax.jit(partial(forward_scores, model, mesh=mesh)), params, notes, mesh
 
 
-def _written(folder: Path) -> int:
-    file = folder / "config.json"
-    return file.stat().st_mtime_ns if file.exists() else 0  # loading says what is missing
+def _written(folder: Path) -> tuple[int, ...]:
+    files = [folder / name for name in ("config.json", NOTES)]
+    return tuple(file.stat().st_mtime_ns for file in files if file.exists())
 
 
 def _mesh() -> Mesh | None:
