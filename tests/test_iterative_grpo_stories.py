@@ -43,5 +43,5 @@ def test_reference_samples_and_reward_model_follow_the_policy(monkeypatch, tmp_p
 
 def test_what_the_outer_loop_sets_is_not_an_option_of_a_part():
     part = replace(iterative.CONFIG.draw, seed=3)
-    with pytest.raises(ConfigError, match="draw.seed is set by the outer loop"):
+    with pytest.raises(ConfigError, match=r"draw\.seed is set by the outer loop"):
         replace(iterative.CONFIG, draw=part)
