@@ -132,11 +132,11 @@ def main(cfg: SpinConfig) -> dict:
         part = replace(cfg.dpo, out=str(folder), model=policy, seed=seed, preferences=learnt)
         results.append(preference.run(part))  # against π_t, the model it starts from
         policy = str(folder / "policy")  # π_{t+1}
-    like = replace(cfg.dpo, seed=cfg.seed)
+    like, counts = replace(cfg.dpo, seed=cfg.seed), ("steps", "updates", "seconds", "tokens")
     result = {
         "before": results[0]["before"],
         "after": answer_from_folder(cfg.dpo.answers, policy, cfg.model, like=like),
-        **{name: sum(r[name] for r in results) for name in ("steps", "seconds", "tokens")},
+        **{name: sum(r[name] for r in results) for name in counts},
         "seed": cfg.seed,
     }
     with RunFolder(cfg.out) as opened:

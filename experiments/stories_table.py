@@ -38,7 +38,7 @@ class Row:
 
     title: as the table names it
     module: of experiments; its run folder is OUT/MODULE
-    options: of its command line, in which {out} and {text} are filled in
+    options: of its command line, in which {out}, {text} and {model} are filled in
     needs: modules whose results it reads
     gold: which number of an evaluation is the VADER score; None: it trains no policy
     """
@@ -100,6 +100,15 @@ ROWS = (
     sampled("ORPO", "orpo_stories", *PREFERENCES),
     sampled("CPO", "cpo_stories", *PREFERENCES),
     Row("online DPO", "online_dpo_stories"),
+    Row(
+        "SPIN",
+        "spin_stories",
+        (
+            *("--samples.prompts.path", "{text}", "--samples.prompts.model", "{model}"),
+            *("--dpo.preferences.path", "{text}", "--dpo.preferences.model", "{model}"),
+            *("--dpo.answers.prompts.path", "{text}"),
+        ),
+    ),
 )
 
 
@@ -180,7 +189,7 @@ def with_needs(only: Sequence[str]) -> list[Row]:
 
 def command_of(row: Row, cfg: StoriesTableConfig, out: Path) -> list[str]:
     """What is run after `python -m`."""
-    options = [text.format(out=out, text=cfg.text) for text in row.options]
+    options = [text.format(out=out, text=cfg.text, model=cfg.model) for text in row.options]
     shared = ["--out", str(out / row.module), "--seed", str(cfg.seed), "--model", cfg.model]
     return [f"experiments.{row.module}", *shared, *options]
 

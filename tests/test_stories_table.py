@@ -33,7 +33,7 @@ def test_every_row_measures_the_same_answers_to_the_same_openings(row, tmp_path)
     wanted, cfg = grpo_stories.CONFIG, config_of(row, tmp_path)
     prompts = wanted.prompts.replace(path="stories.txt")
     lengths = ("max_prompt_tokens", "max_new_tokens")
-    answers = getattr(cfg, "answers", None)
+    answers = getattr(getattr(cfg, "dpo", cfg), "answers", None)
     if answers is None:
         asked, sampling, temperature = cfg.prompts, cfg.sampling, cfg.evaluation.temperature
         scored = cfg.watch if row.gold == "watch/vader" else cfg.rewards
