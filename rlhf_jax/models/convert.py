@@ -3,7 +3,7 @@
 Loading asks, for every shard of every parameter, for the slices of the file that this shard needs,
 and puts each stacked parameter into its sharding before the next is read: a host holds its own
 shards and the parts of one parameter, never the model twice. Names and layouts are in
-`families.py`.
+`families.py`, the way between one tensor and ours in `tensors.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,14 @@ from safetensors.numpy import save_file
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.config import DecoderConfig
-from rlhf_jax.models.families import (
-    FAMILIES,
-    LLAMA,
-    Family,
-    TensorRule,
-    axis_sizes,
-    decoder_config,
-    find_family,
-    hf_config,
-)
+from rlhf_jax.models.families import FAMILIES
+from rlhf_jax.models.family import Family
+from rlhf_jax.models.options import axis_sizes, decoder_config, find_family, hf_config
+from rlhf_jax.models.tensors import BLOCK, Range, TensorRule, read_piece
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.weights import ONE_FILE, Weights, open_weights, read_json, write_json
 
 ShardingOf = Callable[[tuple[str, ...], jax.ShapeDtypeStruct], Sharding | None]
-Range = tuple[int, int]
 
 FILE_DTYPES = ("F32", "BF16", "F16")
 
@@ -86,6 +80,7 @@ def load_pretrained(
     in_memory = axis_sizes(config, config.vocab_padded)
     params: dict[str, Any] = {}
     with open_weights(folder) as weights:
+        weights = weights.named(family.prefix)
         _check_tensors(weights, family, config, in_file)
         for rule in family.rules(config):
             struct = jax.ShapeDtypeStruct(rule.shape(in_memory), dtype)
@@ -100,7 +95,7 @@ def export_pretrained(
     params: dict[str, Any],
     tokenizer: Tokenizer,
     *,
-    family: Family = LLAMA,
+    families: dict[str, Family] = FAMILIES,
     options: dict[str, Any] | None = None,
     beside: dict[str, dict[str, Any]] | None = None,
 ) -> None:
@@ -115,22 +110,23 @@ def export_pretrained(
         config: the decoder's shape.
         params: as `load_pretrained` returns them.
         tokenizer: is written beside them.
-        family: names of the tensors: of a language model, or one of `SCORERS`.
+        families: as in `load_pretrained`; the one that `config` names is written.
         options: further entries of config.json.
         beside: further JSON files, name -> content.
 
     Raises:
-        ConfigError: the folder exists and is not a model folder, or the tokenizer has ids that
-            the model lacks.
+        ConfigError: the folder exists and is not a model folder, the tokenizer has ids that the
+            model lacks, or the config asks for what its family has no option for.
         ValueError: `params` are not the parameters that `config` describes.
     """
-    folder = Path(folder)
+    folder, family = Path(folder), families[config.family]
     if folder.exists() and not (folder / "config.json").exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} exists and is not a model folder; it is not overwritten")
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model {config.vocab_size} rows"
         )
+    raw = hf_config(family, config, str(jax.tree.leaves(params)[0].dtype))
     _check_tree(params, family, config)
     tensors, writes = {}, jax.process_index() == 0
     for name, tensor in _file_tensors(params, family, config):
@@ -138,16 +134,16 @@ def export_pretrained(
             tensors[name] = tensor
     if not writes:
         return
-    dtype = str(jax.tree.leaves(params)[0].dtype)
-    # No pad_token_id in config.json: torch stops the gradient of that row, which may be an end.
     ends = list(tokenizer.end_ids)
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends}
+    # No pad in config.json, not even a family's own default: torch stops the gradient of that row,
+    # which may be an end, and fails if there is no such row.
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends, "pad_token_id": None}
     new = folder.parent / f".{folder.name}.new-{os.getpid()}"
     try:
         new.mkdir(parents=True)
         save_file(tensors, new / ONE_FILE, metadata={"format": "pt"})
         tokenizer.save(new)
-        raw = {**hf_config(family, config, dtype), **ids, **(options or {})}
+        raw |= {**ids, **(options or {})}
         for name, content in {"config.json": raw, **(beside or {})}.items():
             write_json(new / name, content)
         _put_in_place(new, folder)
@@ -211,7 +207,10 @@ def _same_as_embedding(weights: Weights, family: Family) -> bool:
     embed, head = weights.view(family.tensors[0].name), weights.view(family.untied_head.name)
     if embed.get_shape() != head.get_shape():
         return False
-    return np.array_equal(embed[:], head[:])
+    rows, width = embed.get_shape()
+    step = max(1, BLOCK // width)
+    cuts = [slice(n, min(n + step, rows)) for n in range(0, rows, step)]
+    return all(np.array_equal(embed[cut], head[cut]) for cut in cuts)
 
 
 def _load_parameter(
@@ -226,56 +225,14 @@ def _load_parameter(
     def piece(index: tuple[slice, ...]) -> np.ndarray:
         ranges = tuple(s.indices(n)[:2] for s, n in zip(index, struct.shape, strict=True))
         if ranges not in pieces:
-            pieces[ranges] = _read_piece(weights, rule, sizes, ranges, struct.dtype)
+            pieces[ranges] = read_piece(weights.view, rule, sizes, ranges, struct.dtype)
         return pieces[ranges]
 
     if sharding is None:
-        return jnp.asarray(piece((slice(None),) * len(struct.shape)))
-    return jax.make_array_from_callback(struct.shape, sharding, piece, dtype=struct.dtype)
-
-
-def _read_piece(
-    weights: Weights,
-    rule: TensorRule,
-    sizes: dict[str, int],
-    ranges: tuple[Range, ...],
-    dtype: DTypeLike,
-) -> np.ndarray:
-    """The block [start, stop) of each of our axes; zeros past the end of the file's vocabulary."""
-    out = np.zeros([stop - start for start, stop in ranges], dtype)
-    inner = dict(zip(rule.letters, ranges[1:] if rule.stacked else ranges, strict=True))
-    inner = {a: (start, min(stop, sizes[a])) for a, (start, stop) in inner.items()}
-    if any(start >= stop for start, stop in inner.values()):
-        return out
-    held = tuple(slice(stop - start) for start, stop in inner.values())
-    if not rule.stacked:
-        out[held] = _read_block(weights.view(rule.name), rule, sizes, inner)
-        return out
-    for n, layer in enumerate(range(*ranges[0])):
-        out[n][held] = _read_block(weights.view(rule.name.format(layer)), rule, sizes, inner)
-    return out
-
-
-def _read_block(
-    view: Any, rule: TensorRule, sizes: dict[str, int], ranges: dict[str, Range]
-) -> np.ndarray:
-    """Read a block of one tensor and turn it into our axes."""
-    index, shape, then = [], [], []
-    for group in rule.layout:
-        if not group:  # an axis of one, which is none of ours
-            index.append(slice(None))
-            continue
-        outer, *rest = group
-        # Rows of a group are contiguous for a range of its outer letter; the inner ones are cut
-        # after reading.
-        stride = int(np.prod([sizes[a] for a in rest], dtype=int))
-        start, stop = ranges[outer]
-        index.append(slice(start * stride, stop * stride))
-        shape += [stop - start, *(sizes[a] for a in rest)]
-        then += [slice(None), *(slice(*ranges[a]) for a in rest)]
-    block = view[tuple(index)].reshape(shape)[tuple(then)]
-    order = [a for group in rule.layout for a in group]
-    return block.transpose([order.index(a) for a in rule.letters])
+        x = jax.device_put(piece((slice(None),) * len(struct.shape)))
+    else:
+        x = jax.make_array_from_callback(struct.shape, sharding, piece, dtype=struct.dtype)
+    return jax.block_until_ready(x)  # else the next is read while this one is held twice
 
 
 def _file_tensors(
@@ -283,14 +240,16 @@ def _file_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(name, tensor as in a file), one layer at a time."""
     sizes = axis_sizes(config, config.vocab_size)
-    for rule in family.rules(config):
-        x = _get(params, rule.path)
-        for n, name in enumerate(rule.names(config.num_layers)):
-            block = _to_host(x[n] if rule.stacked else x)
-            block = block[tuple(slice(sizes[a]) for a in rule.letters)]
-            order = [rule.letters.index(a) for group in rule.layout for a in group]
-            block = block.transpose(order).reshape(rule.file_shape(sizes))
-            yield name, np.ascontiguousarray(block)
+    for _, parts in groupby(family.rules(config), key=lambda rule: rule.name):
+        rules = list(parts)
+        arrays = [_get(params, rule.path) for rule in rules]
+        for n, name in enumerate(rules[0].names(config.num_layers)):
+            blocks = [
+                rule.to_file(_to_host(x[n] if rule.stacked else x), sizes)
+                for rule, x in zip(rules, arrays, strict=True)
+            ]
+            tensor = blocks[0] if len(rules) == 1 else np.concatenate(blocks, rules[0].joined)
+            yield name, np.ascontiguousarray(tensor).reshape(rules[0].file_shape(sizes))
 
 
 def _to_host(x: Array) -> np.ndarray:

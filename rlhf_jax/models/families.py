@@ -1,239 +1,298 @@
 """What each family of checkpoints is called on disk: tensor names, layouts, config options.
 
-A family is a table, not code. A tensor's layout on disk is written in the letters of
-`rlhf_jax/types.py`: `"(H K) D"` is a matrix whose rows are heads × head width, `"() D"` one of a
-single row, which is a vector of ours. Our own layout is the suffix of the leaf's name (`q_NDHK`),
-so the reshape and transpose between the two follow from the letters and are written nowhere else.
-
-A config option that changes the maths and that the decoder does not implement is listed with the
-one value it must have, and refused by name otherwise. Options that a family never reads (they do
-occur in config files) change nothing there and are passed over here as well.
+A family is a table, not code: the decoder knows none of their names. Layouts are written as
+`tensors.py` says; what the tables hold stands in `family.py`.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from rlhf_jax.errors import ConfigError, nearest
-from rlhf_jax.models.config import DecoderConfig
-
-
-@dataclass(frozen=True)
-class TensorRule:
-    """One tensor of the file, or one a layer when the name holds `{}`, and its place in ours."""
-
-    name: str
-    path: tuple[str, ...]
-    layout: tuple[tuple[str, ...], ...]
-
-    @property
-    def letters(self) -> str:
-        """Our axes, the stacked layer axis N left out."""
-        return self.path[-1].rsplit("_", 1)[1].replace("N", "")
-
-    @property
-    def stacked(self) -> bool:
-        return "{}" in self.name
-
-    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Our shape, N first if stacked."""
-        return tuple(sizes[a] for a in ("N" if self.stacked else "") + self.letters)
-
-    def file_shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Shape of one tensor in the file."""
-        shape = []
-        for group in self.layout:
-            size = 1
-            for letter in group:
-                size *= sizes[letter]
-            shape.append(size)
-        return tuple(shape)
-
-    def names(self, num_layers: int) -> list[str]:
-        return [self.name.format(n) for n in range(num_layers)] if self.stacked else [self.name]
-
-
-def _rule(name: str, path: str, layout: str) -> TensorRule:
-    groups = re.findall(r"\(([^)]*)\)|(\w)", layout)
-    return TensorRule(
-        name, tuple(path.split("/")), tuple(tuple((many or one).split()) for many, one in groups)
-    )
-
-
-@dataclass(frozen=True)
-class Family:
-    """Names of tensors and options of one `model_type`."""
-
-    model_type: str
-    architecture: str
-    tensors: tuple[TensorRule, ...]
-    untied_head: TensorRule  # only in the file when embeddings are not tied
-    fields: dict[str, str]  # ours -> the option's name in config.json
-    defaults: dict[str, Any]  # options that may be left out of config.json
-    only: dict[str, Any]  # option -> the one value that is implemented
-    passed_over: tuple[str, ...]  # regex of tensors that hold nothing to learn
-    score: TensorRule | None = None  # of a reward model, which has no language-model head
-
-    def rules(self, config: DecoderConfig) -> tuple[TensorRule, ...]:
-        if self.score is not None:
-            return (*self.tensors, self.score)
-        return self.tensors if config.tie_embeddings else (*self.tensors, self.untied_head)
-
+from rlhf_jax.models.family import Family, every_nth_global, everywhere, if_used
+from rlhf_jax.models.tensors import rule
 
 _LAYER = "model.layers.{}."
+_ATTN, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
+_EMBED = rule("model.embed_tokens.weight", "embed/w_VD", "V D")
+_OUTPUT = rule(_ATTN + "o_proj.weight", "layers/attn/o_NHKD", "D (H K)")
+_ATTENTION = (
+    rule(_ATTN + "q_proj.weight", "layers/attn/q_NDHK", "(H K) D"),
+    rule(_ATTN + "k_proj.weight", "layers/attn/k_NDJK", "(J K) D"),
+    rule(_ATTN + "v_proj.weight", "layers/attn/v_NDJK", "(J K) D"),
+    _OUTPUT,
+    rule(_ATTN + "q_proj.bias", "layers/attn/bias_q_NHK", "(H K)", when="qkv_bias"),
+    rule(_ATTN + "k_proj.bias", "layers/attn/bias_k_NJK", "(J K)", when="qkv_bias"),
+    rule(_ATTN + "v_proj.bias", "layers/attn/bias_v_NJK", "(J K)", when="qkv_bias"),
+    rule(_ATTN + "o_proj.bias", "layers/attn/bias_o_ND", "D", when="out_bias"),
+)
+_DOWN = rule(_MLP + "down_proj.weight", "layers/mlp/down_NFD", "D F")
+_FEED_FORWARD = (
+    rule(_MLP + "gate_proj.weight", "layers/mlp/gate_NDF", "F D"),
+    rule(_MLP + "up_proj.weight", "layers/mlp/up_NDF", "F D"),
+    _DOWN,
+    rule(_MLP + "gate_proj.bias", "layers/mlp/bias_gate_NF", "F", when="mlp_bias"),
+    rule(_MLP + "up_proj.bias", "layers/mlp/bias_up_NF", "F", when="mlp_bias"),
+    rule(_MLP + "down_proj.bias", "layers/mlp/bias_down_ND", "D", when="mlp_bias"),
+)
+_NORMS = (
+    rule(_LAYER + "input_layernorm.weight", "layers/norm_attn/scale_ND", "D"),
+    rule(_LAYER + "post_attention_layernorm.weight", "layers/norm_mlp/scale_ND", "D"),
+    rule("model.norm.weight", "norm_out/scale_D", "D"),
+)
+_QK_NORMS = (
+    rule(_ATTN + "q_norm.weight", "layers/attn/norm_q/scale_NK", "K"),
+    rule(_ATTN + "k_norm.weight", "layers/attn/norm_k/scale_NK", "K"),
+)
+_GEMMA_NORMS = (
+    rule(_LAYER + "input_layernorm.weight", "layers/norm_attn/gain_ND", "D"),
+    rule(_LAYER + "post_attention_layernorm.weight", "layers/norm_attn_out/gain_ND", "D"),
+    rule(_LAYER + "pre_feedforward_layernorm.weight", "layers/norm_mlp/gain_ND", "D"),
+    rule(_LAYER + "post_feedforward_layernorm.weight", "layers/norm_mlp_out/gain_ND", "D"),
+    rule("model.norm.weight", "norm_out/gain_D", "D"),
+)
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "d_ff": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "max_positions": "max_position_embeddings",
+    "activation": "hidden_act",
+}
+_ATTENTION_BIASES = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+_DEFAULTS = {
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "num_key_value_heads": None,  # as many as query heads
+    "head_dim": None,  # hidden_size / num_attention_heads
+}
+_QWEN_DEFAULTS = {
+    **_DEFAULTS,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_ONLY = {"attention_dropout": 0.0, "quantization_config": None}
+
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    tensors=(
-        _rule("model.embed_tokens.weight", "embed/w_VD", "V D"),
-        _rule(_LAYER + "input_layernorm.weight", "layers/norm_attn/scale_ND", "D"),
-        _rule(_LAYER + "self_attn.q_proj.weight", "layers/attn/q_NDHK", "(H K) D"),
-        _rule(_LAYER + "self_attn.k_proj.weight", "layers/attn/k_NDJK", "(J K) D"),
-        _rule(_LAYER + "self_attn.v_proj.weight", "layers/attn/v_NDJK", "(J K) D"),
-        _rule(_LAYER + "self_attn.o_proj.weight", "layers/attn/o_NHKD", "D (H K)"),
-        _rule(_LAYER + "post_attention_layernorm.weight", "layers/norm_mlp/scale_ND", "D"),
-        _rule(_LAYER + "mlp.gate_proj.weight", "layers/mlp/gate_NDF", "F D"),
-        _rule(_LAYER + "mlp.up_proj.weight", "layers/mlp/up_NDF", "F D"),
-        _rule(_LAYER + "mlp.down_proj.weight", "layers/mlp/down_NFD", "D F"),
-        _rule("model.norm.weight", "norm_out/scale_D", "D"),
-    ),
-    untied_head=_rule("lm_head.weight", "head/w_DV", "V D"),
-    fields={
-        "vocab_size": "vocab_size",
-        "num_layers": "num_hidden_layers",
-        "d_model": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "num_kv_heads": "num_key_value_heads",
-        "head_dim": "head_dim",
-        "d_ff": "intermediate_size",
-        "norm_eps": "rms_norm_eps",
-        "tie_embeddings": "tie_word_embeddings",
-        "max_positions": "max_position_embeddings",
-    },
+    scorer="LlamaForSequenceClassification",
+    tensors=(_EMBED, *_ATTENTION, *_FEED_FORWARD, *_NORMS),
+    untied_head=rule("lm_head.weight", "head/w_DV", "V D"),
+    fields={**_FIELDS, **_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
     defaults={
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+        **_DEFAULTS,
         "max_position_embeddings": 2048,
-    },
-    only={
-        "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "pretraining_tp": 1,
-        "partial_rotary_factor": 1.0,
-        "quantization_config": None,
     },
+    only={**_ONLY, "pretraining_tp": 1},
     passed_over=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
-FAMILIES = {family.model_type: family for family in (LLAMA,)}
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    scorer="MistralForSequenceClassification",
+    fields=_FIELDS,
+    defaults={
+        **_DEFAULTS,
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    only=_ONLY,
+    locals=everywhere,
+)
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    scorer="Qwen2ForSequenceClassification",
+    fields=_FIELDS,
+    fixed={"qkv_bias": True},
+    defaults=_QWEN_DEFAULTS,
+    only=_ONLY,
+    locals=if_used,
+    layer_types=True,
+)
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    scorer="Qwen3ForSequenceClassification",
+    tensors=(_EMBED, *_ATTENTION, *_QK_NORMS, *_FEED_FORWARD, *_NORMS),
+    fields={**_FIELDS, **_ATTENTION_BIASES},
+    fixed={"qk_norm": True},
+    defaults={**_QWEN_DEFAULTS, "head_dim": 128, "attention_bias": False},
+)
+GEMMA2 = replace(
+    LLAMA,
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    scorer="Gemma2ForSequenceClassification",
+    tensors=(_EMBED, *_ATTENTION, *_FEED_FORWARD, *_GEMMA_NORMS),
+    fields={
+        **_FIELDS,
+        **_ATTENTION_BIASES,
+        "activation": "hidden_activation",
+        "query_scalar": "query_pre_attn_scalar",
+        "attn_softcap": "attn_logit_softcapping",
+        "logit_softcap": "final_logit_softcapping",
+    },
+    fixed={"norm": "rms+1", "norm_outputs": True, "scale_embeddings": True},
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "attention_bias": False,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+    },
+    only={**_ONLY, "use_bidirectional_attention": False},
+    locals=every_nth_global,
+    layer_types=True,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    scorer="Gemma3TextForSequenceClassification",
+    tensors=(
+        *GEMMA2.tensors,
+        rule(_ATTN + "q_norm.weight", "layers/attn/norm_q/gain_NK", "K"),
+        rule(_ATTN + "k_norm.weight", "layers/attn/norm_k/gain_NK", "K"),
+    ),
+    fields={ours: name for ours, name in GEMMA2.fields.items() if ours != "attn_softcap"},
+    fixed={**GEMMA2.fixed, "qk_norm": True},
+    defaults={
+        **GEMMA2.defaults,
+        "max_position_embeddings": 131_072,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": 6,
+    },
+    # transformers reads the option and does not apply it; no published model has it
+    only={**GEMMA2.only, "attn_logit_softcapping": None},
+    rope_theta=1_000_000.0,
+    rope_local=10_000.0,
+)
+_QKV, _GATE_UP = "(H K)+(J K)+(J K)", "F+F"
+PHI3 = replace(
+    LLAMA,
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    scorer="Phi3ForSequenceClassification",
+    tensors=(
+        _EMBED,
+        rule(_ATTN + "qkv_proj.weight", "layers/attn/q_NDHK", _QKV + " D", 0),
+        rule(_ATTN + "qkv_proj.weight", "layers/attn/k_NDJK", _QKV + " D", 1),
+        rule(_ATTN + "qkv_proj.weight", "layers/attn/v_NDJK", _QKV + " D", 2),
+        _OUTPUT,
+        rule(_MLP + "gate_up_proj.weight", "layers/mlp/gate_NDF", _GATE_UP + " D", 0),
+        rule(_MLP + "gate_up_proj.weight", "layers/mlp/up_NDF", _GATE_UP + " D", 1),
+        _DOWN,
+        *_NORMS,
+    ),
+    fields=_FIELDS,
+    defaults={
+        **_DEFAULTS,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": None,
+    },
+    only={**_ONLY, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    locals=everywhere,
+    ropes=("default", "longrope"),
+    partial_rope=True,
+)
+_H = "transformer.h.{}."  # matrices of GPT-2 are stored input first
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    scorer="GPT2ForSequenceClassification",
+    tensors=(
+        rule("transformer.wte.weight", "embed/w_VD", "V D"),
+        rule("transformer.wpe.weight", "positions/w_TD", "T D"),
+        rule(_H + "ln_1.weight", "layers/norm_attn/scale_ND", "D"),
+        rule(_H + "ln_1.bias", "layers/norm_attn/bias_ND", "D"),
+        rule(_H + "attn.c_attn.weight", "layers/attn/q_NDHK", "D " + _QKV, 0),
+        rule(_H + "attn.c_attn.weight", "layers/attn/k_NDJK", "D " + _QKV, 1),
+        rule(_H + "attn.c_attn.weight", "layers/attn/v_NDJK", "D " + _QKV, 2),
+        rule(_H + "attn.c_attn.bias", "layers/attn/bias_q_NHK", _QKV, 0),
+        rule(_H + "attn.c_attn.bias", "layers/attn/bias_k_NJK", _QKV, 1),
+        rule(_H + "attn.c_attn.bias", "layers/attn/bias_v_NJK", _QKV, 2),
+        rule(_H + "attn.c_proj.weight", "layers/attn/o_NHKD", "(H K) D"),
+        rule(_H + "attn.c_proj.bias", "layers/attn/bias_o_ND", "D"),
+        rule(_H + "ln_2.weight", "layers/norm_mlp/scale_ND", "D"),
+        rule(_H + "ln_2.bias", "layers/norm_mlp/bias_ND", "D"),
+        rule(_H + "mlp.c_fc.weight", "layers/mlp/up_NDF", "D F"),
+        rule(_H + "mlp.c_fc.bias", "layers/mlp/bias_up_NF", "F"),
+        rule(_H + "mlp.c_proj.weight", "layers/mlp/down_NFD", "F D"),
+        rule(_H + "mlp.c_proj.bias", "layers/mlp/bias_down_ND", "D"),
+        rule("transformer.ln_f.weight", "norm_out/scale_D", "D"),
+        rule("transformer.ln_f.bias", "norm_out/bias_D", "D"),
+    ),
+    untied_head=LLAMA.untied_head,
+    fields={
+        "vocab_size": "vocab_size",
+        "num_layers": "n_layer",
+        "d_model": "n_embd",
+        "num_heads": "n_head",
+        "num_kv_heads": "n_head",
+        "d_ff": "n_inner",
+        "norm_eps": "layer_norm_epsilon",
+        "tie_embeddings": "tie_word_embeddings",
+        "max_positions": "n_positions",
+        "activation": "activation_function",
+    },
+    fixed={
+        "norm": "layer",
+        "gated": False,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "rope": None,
+    },
+    defaults={
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "n_positions": 1024,
+        "n_inner": None,  # 4 · n_embd
+        "activation_function": "gelu_new",
+    },
+    only={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "quantization_config": None,
+    },
+    ropes=(),
+    passed_over=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+    prefix="transformer.",
+)
+FAMILIES = {
+    family.model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GPT2)
+}
 # The same decoders with one number a text instead of a distribution: reward models.
 SCORERS = {
     name: replace(
-        family,
-        architecture=family.architecture.replace("CausalLM", "SequenceClassification"),
-        score=_rule("score.weight", "head/w_D", "() D"),
+        family, architecture=family.scorer, score=rule("score.weight", "head/w_D", "() D")
     )
     for name, family in FAMILIES.items()
 }
-
-
-def axis_sizes(config: DecoderConfig, vocab: int) -> dict[str, int]:
-    """Letter of an axis -> its size, for a vocabulary of `vocab` rows (as on disk, or padded)."""
-    return {
-        "V": vocab,
-        "D": config.d_model,
-        "H": config.num_heads,
-        "J": config.num_kv_heads,
-        "K": config.head_dim,
-        "F": config.d_ff,
-        "N": config.num_layers,
-    }
-
-
-def find_family(raw: dict[str, Any], where: str, families: dict[str, Family]) -> Family:
-    """The one of `families` that a config.json names, or a ConfigError naming what they are."""
-    model_type = raw.get("model_type")
-    if model_type not in families:
-        raise ConfigError(
-            f"{where}: model_type={model_type!r} is not supported; "
-            f"{nearest(str(model_type), families)}"
-        )
-    family = families[model_type]
-    for architecture in raw.get("architectures") or ():
-        if architecture != family.architecture:
-            raise ConfigError(
-                f"{where}: architecture {architecture!r} is not supported; "
-                f"{nearest(architecture, [f.architecture for f in families.values()])}"
-            )
-    return family
-
-
-def decoder_config(
-    family: Family, raw: dict[str, Any], where: str, vocab_padded: int | None
-) -> DecoderConfig:
-    """Read a config.json. `where` names the file in errors."""
-    for option, value in family.only.items():
-        found = raw.get(option)
-        if found is not None and found != value:
-            raise ConfigError(
-                f"{where}: {option}={found!r} is not supported; supported is {option}={value!r}"
-            )
-    # A null is an option left out.
-    options = {**family.defaults, **{k: v for k, v in raw.items() if v is not None}}
-    heads, width = options.get("num_attention_heads"), options.get("hidden_size")
-    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
-        options.setdefault("num_key_value_heads", heads)
-        options.setdefault("head_dim", width // heads)
-    missing = [name for name in family.fields.values() if name not in options]
-    if missing:
-        raise ConfigError(f"{where} lacks {', '.join(missing)}")
-    values = {ours: options[name] for ours, name in family.fields.items()}
-    try:
-        theta = _rope_theta(raw, where)
-        return DecoderConfig(rope_theta=theta, vocab_padded=vocab_padded, **values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _rope_theta(raw: dict[str, Any], where: str) -> float:
-    """θ of the rotary embedding from either spelling: `rope_theta` + `rope_scaling` at the top
-    (transformers 4), or a `rope_parameters` dict (transformers 5)."""
-    theta = raw.get("rope_theta")
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = raw.get(key) or {}
-        if not isinstance(rope, dict) or not _plain_rope(rope):
-            raise ConfigError(
-                f"{where}: {key}={rope!r} is not supported; supported is rope_type='default', "
-                "one for all layers, over the whole head"
-            )
-        inner = rope.get("rope_theta", theta)
-        if theta is not None and inner != theta:
-            raise ConfigError(f"{where}: rope_theta={theta} contradicts {key}={rope!r}")
-        theta = inner
-    return 10000.0 if theta is None else theta
-
-
-def _plain_rope(rope: dict[str, Any]) -> bool:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    per_layer_type = any(isinstance(value, dict) for value in rope.values())
-    return (
-        kind == "default" and not per_layer_type and rope.get("partial_rotary_factor", 1.0) == 1.0
-    )
-
-
-def hf_config(family: Family, config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """The config.json of an export, without token ids."""
-    theta = config.rope_theta
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        **{name: getattr(config, ours) for ours, name in family.fields.items()},
-        **{name: value for name, value in family.only.items() if value is not None},
-        # transformers 4 reads the first, transformers 5 the second
-        "rope_theta": theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        "torch_dtype": dtype,
-    }

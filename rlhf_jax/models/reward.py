@@ -205,7 +205,7 @@ def export_reward_model(
         config,
         flat,
         tokenizer,
-        family=SCORERS["llama"],
+        families=SCORERS,
         options={name: value for name, value in options.items() if value is not None},
         beside={NOTES: {"head_bias": float(params["head"]["b"]), **asdict(notes)}},
     )

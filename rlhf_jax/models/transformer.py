@@ -5,28 +5,49 @@
     layers/norm_mlp/scale_ND    layers/mlp/{gate_NDF, up_NDF, down_NFD}
     norm_out/scale_D            head/w_DV  (absent when the head is the embedding)
 
-Layers are stacked on N and scanned, so the program does not grow with depth.
+Further parameters are there where the config asks for them: positions/w_TD; norm_attn_out and
+norm_mlp_out; in attn norm_q, norm_k and bias_{q_NHK, k_NJK, v_NJK, o_ND}; in mlp
+bias_{gate_NF, up_NF, down_ND}; a norm's gain_ND instead of its scale, or a bias_ND beside it.
+
+Layers are stacked on N and scanned, so the program does not grow with depth. Where layers differ
+in what they see, both kinds' masks and rotations are made once and each layer picks its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
 from rlhf_jax.errors import check_choice
-from rlhf_jax.models.attention import cached_attention, causal_mask, full_attention
+from rlhf_jax.models.attention import (
+    cached_attention,
+    cached_masks,
+    causal_mask,
+    full_attention,
+)
 from rlhf_jax.models.cache import OwnCache, PromptCache, write_own
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.init import fill
-from rlhf_jax.models.layers import Block, Embed, Head, RMSNorm, one_layer, rotary, stacked
+from rlhf_jax.models.layers import (
+    Block,
+    Embed,
+    Head,
+    Positions,
+    block_of,
+    make_norm,
+    norm_of,
+    shapes_of,
+    stacked,
+)
+from rlhf_jax.models.rope import rotate, turns
+from rlhf_jax.ops.logprobs import soft_cap
 from rlhf_jax.parallel.sharding import ROW_AXES, hold
 
 Params = dict[str, Any]
@@ -73,17 +94,19 @@ class Model:
     def abstract(self) -> Params:
         """The parameter tree as `ShapeDtypeStruct`s; nothing is computed."""
         config = self.config
-        layer = _shapes(lambda: Block(config))
+        layer = shapes_of(lambda: Block(config))
         tree = {
-            "embed": _shapes(lambda: Embed(config)),
+            "embed": shapes_of(lambda: Embed(config)),
             "layers": jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct((config.num_layers, *x.shape), x.dtype),
                 stacked(layer),
             ),
-            "norm_out": _shapes(lambda: RMSNorm(config.d_model, config.norm_eps)),
+            "norm_out": shapes_of(lambda: make_norm(config)),
         }
+        if config.rope is None:
+            tree["positions"] = shapes_of(lambda: Positions(config))
         if not config.tie_embeddings:
-            tree["head"] = _shapes(lambda: Head(config))
+            tree["head"] = shapes_of(lambda: Head(config))
         return tree
 
     def hidden(self, params: Params, tokens_BT: Array, attend_BT: Array) -> Array:
@@ -107,10 +130,8 @@ class Model:
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of hidden states [..., D]; −inf at padded vocabulary."""
         head_DV = self.head(params).astype(self.compute_dtype)
-        return mask_vocab(
-            jnp.tensordot(hidden, head_DV, 1, preferred_element_type=jnp.float32),
-            self.config.vocab_size,
-        )
+        logits = jnp.tensordot(hidden, head_DV, 1, preferred_element_type=jnp.float32)
+        return mask_vocab(soft_cap(logits, self.config.logit_softcap), self.config.vocab_size)
 
     def prepare(self, params: Params) -> Params:
         """The parameters as `prefill`, `decode`, `head` and `logits` read them in a decoding loop:
@@ -118,8 +139,8 @@ class Model:
         instead of at every step."""
 
         def cast(path, x):
-            is_scale = path[-1].key.startswith("scale")
-            return x if is_scale else x.astype(self.compute_dtype)
+            in_norm = any(part.key.startswith("norm") for part in path)
+            return x if in_norm else x.astype(self.compute_dtype)
 
         params = jax.tree_util.tree_map_with_path(cast, params)
         return {**params, "layers": self._cut(params["layers"])} if self._unrolls() else params
@@ -157,38 +178,70 @@ class Model:
             hidden_PGD of these tokens, and `own` with their keys and values written.
         """
         config = self.config
-        position_PG = (prompt.attend_PL.sum(1) + own.length)[:, None]  # broadcast over G
-        rotate = rotary(position_PG, config.head_dim, config.rope_theta)
+        position_P1 = (prompt.attend_PL.sum(1) + own.length)[:, None]  # broadcast over G
+        room = jax.tree.leaves(own.k)[0].shape[-2]
 
-        def layer(x_PGD, weights, prompt_kv, own_kv):
+        def sight(window, rope):
+            masks = cached_masks(prompt.attend_PL, room, own.length, window)
+            return masks, turns(position_P1, rope, config.head_dim)
+
+        pick = self._picker(sight)
+
+        def layer(x_PGD, layer_data, prompt_kv, own_kv):
+            weights, is_local = layer_data
+            masks, turns = pick(is_local)
+
             def attend(q, k, v):
                 kv = tuple(
                     write_own(c, new, own.length) for c, new in zip(own_kv, (k, v), strict=True)
                 )
-                heads = cached_attention(q, prompt_kv, kv, prompt.attend_PL, own.length + 1)
-                return heads, kv
+                return cached_attention(q, prompt_kv, kv, masks, **self._scores), kv
 
-            return block_of(config, weights)(x_PGD, rotate, attend)
+            return block_of(config, weights)(x_PGD, partial(rotate, turns=turns), attend)
 
-        over = _unrolled_layers if self._unrolls() else _looped_layers
+        over, local = _looped_layers, self._local_N()
+        if self._unrolls():
+            over, local = _unrolled_layers, self._cut(local)
         x_PGD, (k, v) = over(
             layer,
-            self.embed(prepared, tokens_PG),
-            prepared["layers"],
+            self.embed(prepared, tokens_PG, position_P1),
+            (prepared["layers"], local),
             (prompt.k, prompt.v),
             (own.k, own.v),
         )
         return self.norm_out(prepared, x_PGD), OwnCache(k=k, v=v, length=own.length + 1)
 
-    def embed(self, params: Params, tokens: Array) -> Array:
+    def embed(self, params: Params, tokens: Array, position: Array) -> Array:
         # The table is gathered over fsdp like any weight before its use, and activations have
         # whole widths: else its split of D would spread into them and be turned back every layer.
         table_VD = hold(params["embed"]["w_VD"], "tensor", None)
-        return hold(jnp.take(table_VD, tokens, axis=0).astype(self.compute_dtype), ROW_AXES)
+        x = jnp.take(table_VD, tokens, axis=0).astype(self.compute_dtype)
+        if self.config.scale_embeddings:
+            x = x * jnp.asarray(self.config.d_model**0.5, x.dtype)
+        if self.config.rope is None:
+            table_TD = hold(params["positions"]["w_TD"], None, None)
+            x = x + jnp.take(table_TD, position, axis=0).astype(self.compute_dtype)
+        return hold(x, ROW_AXES)
 
     def norm_out(self, params: Params, x: Array) -> Array:
-        norm = RMSNorm(self.config.d_model, self.config.norm_eps)
-        return nnx.merge(nnx.split(norm)[0], params["norm_out"])(x)
+        return norm_of(self.config, params["norm_out"])(x)
+
+    @property
+    def _scores(self) -> dict[str, float | None]:
+        return {"scale": self.config.score_scale, "cap": self.config.attn_softcap}
+
+    def _picker(self, sight: Callable) -> Callable[[Array | None], Any]:
+        """`sight(window, rope)` of each kind of layer, made here once -> the one of a layer."""
+        kinds = [sight(window, rope) for window, rope in self.config.kinds]
+        if len(kinds) == 1:
+            return lambda is_local: kinds[0]
+        every, near = kinds
+        return lambda is_local: jax.tree.map(lambda e, n: jnp.where(is_local, n, e), every, near)
+
+    def _local_N(self) -> Array | None:
+        """Which layers are local; None if all are alike."""
+        local = self.config.local_layers
+        return None if local is None else jnp.asarray(local)
 
     def _unrolls(self) -> bool:
         # On CPU the loop takes 1.3 to 1.6 times as long (2 cores, 4 layers of width 256, 64 rows ×
@@ -208,45 +261,54 @@ class Model:
         config = self.config
         attend_BT = attend_BT.astype(bool)
         position_BT = jnp.maximum(jnp.cumsum(attend_BT, axis=1) - 1, 0)
-        rotate = rotary(position_BT, config.head_dim, config.rope_theta)
-        mask_BTT = causal_mask(attend_BT)
 
-        def attend(q, k, v):
-            return full_attention(q, k, v, mask_BTT), ((k, v) if keep_kv else None)
+        def sight(window, rope):
+            mask_BTT = causal_mask(attend_BT, position_BT, window)
+            return mask_BTT, turns(position_BT, rope, config.head_dim)
 
-        def layer(x_BTD, weights):
-            x_BTD, kv = block_of(config, weights)(x_BTD, rotate, attend)
+        pick = self._picker(sight)
+
+        def layer(x_BTD, layer_data):
+            weights, is_local = layer_data
+            mask_BTT, turns = pick(is_local)
+
+            def attend(q, k, v):
+                heads = full_attention(q, k, v, mask_BTT, **self._scores)
+                return heads, ((k, v) if keep_kv else None)
+
+            x_BTD, kv = block_of(config, weights)(x_BTD, partial(rotate, turns=turns), attend)
             return hold(x_BTD, ROW_AXES), kv
 
         if REMAT[self.remat] is not None:
             # under scan the barrier that guards against common-subexpression merging is not needed
             layer = jax.checkpoint(layer, policy=REMAT[self.remat], prevent_cse=False)
-        x_BTD, kv = jax.lax.scan(layer, self.embed(params, tokens_BT), params["layers"])
+        x_BTD = self.embed(params, tokens_BT, position_BT)
+        x_BTD, kv = jax.lax.scan(layer, x_BTD, (params["layers"], self._local_N()))
         return self.norm_out(params, x_BTD), kv
 
 
-def _unrolled_layers(layer, x, weights, prompt_kv, own_kv):
+def _unrolled_layers(layer, x, layer_data, prompt_kv, own_kv):
     written = []
-    for w, pk, pv, k, v in zip(weights, *prompt_kv, *own_kv, strict=True):
-        x, kv = layer(x, w, (pk, pv), (k, v))
+    for w, is_local, pk, pv, k, v in zip(*layer_data, *prompt_kv, *own_kv, strict=True):
+        x, kv = layer(x, (w, is_local), (pk, pv), (k, v))
         written.append(kv)
     return x, tuple(zip(*written, strict=True))
 
 
-def _looped_layers(layer, x, weights, prompt_kv, own_kv):
+def _looped_layers(layer, x, layer_data, prompt_kv, own_kv):
     # The whole stacked cache is carried and updated in place; as scan inputs and outputs it would
     # be copied at every step.
     def step(n, carry):
         x, own_kv = carry
         w, prompt, own = jax.tree.map(
             lambda a: jax.lax.dynamic_index_in_dim(a, n, 0, keepdims=False),
-            (weights, prompt_kv, own_kv),
+            (layer_data, prompt_kv, own_kv),
         )
         x, kv = layer(x, w, prompt, own)
         put = lambda a, new: jax.lax.dynamic_update_index_in_dim(a, new, n, 0)  # noqa: E731
         return x, jax.tree.map(put, own_kv, kv)
 
-    depth = jax.tree.leaves(weights)[0].shape[0]
+    depth = jax.tree.leaves(layer_data)[0].shape[0]
     return jax.lax.fori_loop(0, depth, step, (x, own_kv))
 
 
@@ -256,17 +318,3 @@ def mask_vocab(logits: Array, vocab_size: int) -> Array:
         return logits
     real = jnp.arange(logits.shape[-1]) < vocab_size
     return jnp.where(real.reshape((1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
-
-
-def block_of(config: DecoderConfig, weights: Params) -> Block:
-    """The module of one layer, holding these weights (a slice of the stacked tree)."""
-    return nnx.merge(_block_graph(config), one_layer(weights))
-
-
-@lru_cache(maxsize=64)
-def _block_graph(config: DecoderConfig):
-    return nnx.split(nnx.eval_shape(lambda: Block(config)))[0]
-
-
-def _shapes(make: Callable[[], nnx.Module]) -> Params:
-    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(make)))

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,28 @@ class Weights:
     Attributes:
         files: file name -> open file.
         file_of: tensor name -> file name.
+        absent: what the names in the files lack at their beginning.
     """
 
     folder: Path
     files: dict[str, Any]
     file_of: dict[str, str]
+    absent: str = ""
+
+    def named(self, prefix: str) -> Weights:
+        """The names of a whole model, if these are of a trunk that was saved by itself."""
+        if any(name.startswith(prefix) for name in self.file_of):
+            return self
+        file_of = {prefix + name: file for name, file in self.file_of.items()}
+        return replace(self, file_of=file_of, absent=prefix)
 
     def where(self, name: str) -> str:
         """A tensor's file and name, for errors."""
-        return f"{self.folder / self.file_of[name]}: {name}"
+        return f"{self.folder / self.file_of[name]}: {name.removeprefix(self.absent)}"
 
     def view(self, name: str) -> Any:
         """A lazy view of one tensor: it reads what is indexed."""
-        return self.files[self.file_of[name]].get_slice(name)
+        return self.files[self.file_of[name]].get_slice(name.removeprefix(self.absent))
 
 
 @contextmanager

@@ -27,13 +27,14 @@ def token_logprobs(
     tokens_BT: Array,
     *,
     temperature: float = 1.0,
+    softcap: float | None = None,
     vocab: int | None = None,
     chunk: int | None = None,
     with_entropy: bool = True,
 ) -> tuple[Array, Array | None]:
     """log π(token_t | tokens before t) and the entropy of that distribution.
 
-    z = h_{t−1}·W / τ,   logp_t = z[token_t] − log Σ_v exp z_v,   H_t = −Σ_v π_v log π_v
+    z = cap(h_{t−1}·W) / τ,   logp_t = z[token_t] − log Σ_v exp z_v,   H_t = −Σ_v π_v log π_v
 
     The matmul runs in the dtype of `hidden_BTD`; logits, log-sum-exp and entropy are float32
     (bfloat16 log-probs inflate the KL tenfold). Gradients flow through both outputs; stop the
@@ -45,6 +46,7 @@ def token_logprobs(
         tokens_BT: [B, T] int, ids in [0, V).
         temperature: τ > 0, the sampler's. It scales policy, old and reference alike, else the
             ratio is not 1 on fresh weights.
+        softcap: the model's own bound on its logits, before the temperature; None: unbounded.
         vocab: number of real columns; the padded columns beyond it have probability 0.
         chunk: positions at a time; None chooses so that B·chunk·V ≤ `CHUNK_LOGITS`.
         with_entropy: False skips the entropy and returns None in its place.
@@ -61,7 +63,9 @@ def token_logprobs(
     chunk = -(-positions // count)  # even chunks waste least on padding
 
     def score(head_DV, hidden_BSD, target_BS):
-        return _score(head_DV, hidden_BSD, target_BS, temperature, vocab, with_entropy=with_entropy)
+        return _score(
+            head_DV, hidden_BSD, target_BS, temperature, softcap, vocab, with_entropy=with_entropy
+        )
 
     hidden_BSD, target_BS = hidden_BTD[:, :-1], tokens_BT[:, 1:]
     if count == 1:
@@ -72,7 +76,12 @@ def token_logprobs(
     return out if with_entropy else (out[0], None)
 
 
-def _score(head_DV, hidden_BSD, target_BS, temperature, vocab, *, with_entropy):
+def soft_cap(x: Array, cap: float | None) -> Array:
+    """cap · tanh(x / cap), which stays in (−cap, cap); None: x itself."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def _score(head_DV, hidden_BSD, target_BS, temperature, softcap, vocab, *, with_entropy):
     """logp_BS and entropy_BS (absent unless asked) of one chunk."""
     logits_BSV = jnp.einsum(
         "bsd,dv->bsv",
@@ -80,7 +89,7 @@ def _score(head_DV, hidden_BSD, target_BS, temperature, vocab, *, with_entropy):
         head_DV.astype(hidden_BSD.dtype),
         preferred_element_type=jnp.float32,
     )
-    logits_BSV = logits_BSV / temperature
+    logits_BSV = soft_cap(logits_BSV, softcap) / temperature
     column_V = lax.broadcasted_iota(jnp.int32, (1, 1, head_DV.shape[1]), 2)
     if vocab is not None and vocab < head_DV.shape[1]:
         logits_BSV = jnp.where(column_V < vocab, logits_BSV, _NEVER)

@@ -27,16 +27,25 @@ TABLE: tuple[tuple[str, P], ...] = (
     (r"attn/q_NDHK", P(None, "fsdp", "tensor", None)),  # NDHK
     (r"attn/[kv]_NDJK", P(None, "fsdp", "tensor", None)),  # NDJK
     (r"attn/o_NHKD", P(None, "tensor", None, "fsdp")),  # NHKD
+    (
+        r"attn/bias_q_NHK",
+        P(None, "tensor", None),
+    ),  # NHK: as what it is added to
+    (r"attn/bias_[kv]_NJK", P(None, "tensor", None)),  # NJK
     (r"mlp/(gate|up)_NDF", P(None, "fsdp", "tensor")),  # NDF
     (r"mlp/down_NFD", P(None, "tensor", "fsdp")),  # NFD
-    (r"norm_(attn|mlp)/scale_ND", P()),  # ND: small, and read whole by every device
-    (r"norm_out/scale_D", P()),  # D
+    (r"mlp/bias_(gate|up)_NF", P(None, "tensor")),  # NF
+    (r"(attn/bias_o|mlp/bias_down)_ND", P()),  # ND: small, and read whole by every device
+    (r"norm_(attn|mlp)(_out)?/(scale|gain|bias)_ND", P()),  # ND
+    (r"attn/norm_[qk]/(scale|gain)_NK", P()),  # NK
+    (r"norm_out/(scale|gain|bias)_D", P()),  # D
+    (r"positions/w_TD", P(None, "fsdp")),  # TD
     (r"head/w_DV", P("fsdp", "tensor")),  # DV
     (r"head/(w_D|b)", P()),  # D and a scalar: a scalar head (critic, reward)
 )
 # Rules whose J dimension may be replicated: with fewer key/value heads than tensor devices,
 # every device keeps them all, as its query heads need some of them.
-_KV_HEADS, _KV_DIM = re.compile(r"attn/[kv]_NDJK$"), 2
+_KV_HEADS = re.compile(r"attn/(bias_)?[kv]_(?P<dims>ND?JK)$")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -71,9 +80,10 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh, *, table=TABLE) -> P
             f"the rule for {path} {shape} is {spec}: use each of {tuple(mesh.shape)} at most once, "
             f"and at most {len(shape)} entries"
         )
+    kv = _KV_HEADS.search(path)
     for dim, names in enumerate(axes):
         parts = _size(mesh, names)
-        if shape[dim] % parts and _KV_HEADS.search(path) and dim == _KV_DIM:
+        if shape[dim] % parts and kv and kv["dims"][dim] == "J":
             axes[dim] = ()
         else:
             check_divides(f"{path} dimension {dim}", shape[dim], f"mesh {'*'.join(names)}", parts)

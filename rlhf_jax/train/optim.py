@@ -119,10 +119,10 @@ def _scale_by_rate(schedule) -> optax.GradientTransformation:
 
 
 def _decays(params: Any) -> Any:
-    """True for matrices, by the name's last part: scales and biases are pulled nowhere."""
+    """True for matrices, by the name's last part: norms and biases are pulled nowhere."""
 
     def leaf(path, _):
         name = jax.tree_util.keystr(path[-1:], simple=True)
-        return not (name.startswith("scale") or name == "b")
+        return not (name.startswith(("scale", "gain", "bias")) or name == "b")
 
     return jax.tree_util.tree_map_with_path(leaf, params)

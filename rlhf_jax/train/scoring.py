@@ -34,6 +34,7 @@ def forward_logprobs(
         model.head(params),
         tokens_BT,
         temperature=temperature,
+        softcap=model.config.logit_softcap,
         vocab=model.config.vocab_size,
         with_entropy=with_entropy,
     )

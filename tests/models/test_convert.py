@@ -17,6 +17,7 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.models import weights
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
+from rlhf_jax.models.rope import Rope
 from rlhf_jax.models.tokenizer import byte_tokenizer
 from rlhf_jax.models.transformer import Model
 
@@ -28,7 +29,7 @@ TIED = DecoderConfig(
     num_kv_heads=2,
     head_dim=6,
     d_ff=10,
-    rope_theta=5000.0,
+    rope=Rope(theta=5000.0),
     norm_eps=1e-6,
     max_positions=64,
 )
@@ -129,6 +130,13 @@ def test_bfloat16(exported, tmp_path):
     assert_same(load_pretrained(tmp_path / "policy", dtype=jnp.bfloat16)[1], narrow)
     wide = load_pretrained(tmp_path / "policy")[1]
     assert_same(wide, jax.tree.map(lambda x: x.astype(jnp.float32), narrow))
+
+
+def test_float16_file(exported, broken):
+    tensors = load_file(broken / "model.safetensors")
+    save_file({k: x.astype(np.float16) for k, x in tensors.items()}, broken / "model.safetensors")
+    rounded = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), exported[1])
+    assert_same(load_pretrained(broken)[1], rounded)
 
 
 def split_in_two(folder):
@@ -266,7 +274,7 @@ def test_exported_config(exported):
     raw = json.loads((exported[0] / "config.json").read_text())
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"] == 5000.0
     assert raw["eos_token_id"] == [2]
-    assert "pad_token_id" not in raw
+    assert raw["pad_token_id"] is None
     generation = json.loads((exported[0] / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2]
 
@@ -286,7 +294,7 @@ def test_exported_config(exported):
 )
 def test_both_spellings_of_rope(broken, values, theta):
     edit_json(broken / "config.json", **values)
-    assert read_config(broken).rope_theta == theta
+    assert read_config(broken).rope.theta == theta
 
 
 def test_options_left_out(broken):
@@ -300,20 +308,31 @@ def test_options_left_out(broken):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("model_type", "mistral", "'mistral' is not supported; choose from llama"),
-        ("model_type", "lama", "did you mean llama"),
+        (
+            "model_type",
+            "mamba",
+            "'mamba' is not supported; supported are gemma2, .*, llama, mistral",
+        ),
+        ("model_type", "gemma3", "'gemma3' is not supported; supported are .*gemma3_text"),
         ("model_type", "absent", "model_type=None"),
-        ("architectures", ["LlamaForSequenceClassification"], "mean LlamaForCausalLM"),
-        ("hidden_act", "gelu", "hidden_act='gelu' is not supported; supported is .*'silu'"),
-        ("attention_bias", True, "attention_bias=True"),
-        ("mlp_bias", True, "mlp_bias=True"),
+        ("architectures", ["LlamaForSequenceClassification"], "'llama' is LlamaForCausalLM"),
+        ("hidden_act", "relu", "hidden_act='relu' is not supported; supported are silu, gelu,"),
+        ("attention_bias", True, r"tensor model.layers.0.self_attn.q_proj.bias and 7 more is miss"),
+        ("mlp_bias", True, "tensor model.layers.0.mlp.gate_proj.bias"),
         ("attention_dropout", 0.1, "attention_dropout=0.1"),
         ("pretraining_tp", 2, "pretraining_tp=2"),
         ("quantization_config", {"bits": 4}, "quantization_config"),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor=0.5"),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_scaling=.*'linear'"),
+        ("rope_parameters", {"rope_type": "mrope"}, "'mrope' .*supported are default, linear, dyn"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_type='linear' contradicts"),
         ("rope_scaling", "yarn", "rope_scaling='yarn'"),
-        ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5000.0}, "'llama3'"),
+        ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5e3}, "factor, low_freq_factor,"),
+        (
+            "rope_parameters",
+            {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]},
+            "mrope_s",
+        ),
+        ("rope_parameters", {"rope_type": "linear", "factor": -2.0}, "factor=-2.0 is outside"),
         ("rope_parameters", {"full": {"rope_theta": 5000.0}}, "one for all layers"),
         ("rope_parameters", {"rope_theta": 7.0}, "rope_theta=5000.0 contradicts"),
         ("rope_theta", -1.0, "contradicts|rope_theta"),
@@ -326,7 +345,7 @@ def test_unsupported_option_is_named(broken, option, value, message):
     edit_json(broken / "config.json", **{option: value})
     with pytest.raises(ConfigError, match=message) as error:
         load_pretrained(broken)
-    assert "config.json" in str(error.value)
+    assert "config.json" in str(error.value) or "tensor" in message
 
 
 # Damaged folders

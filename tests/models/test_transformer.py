@@ -10,6 +10,7 @@ import pytest
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.cache import empty_own, grow_own
 from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.rope import Rope
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.types import replace
 
@@ -48,7 +49,7 @@ def reference_hidden(params, config, tokens_T):
     def turn(x_K, position):
         out = np.empty(k)
         for i in range(k // 2):
-            angle = position * config.rope_theta ** (-2 * i / k)
+            angle = position * config.rope.theta ** (-2 * i / k)
             a, b = x_K[i], x_K[i + k // 2]
             out[i] = a * np.cos(angle) - b * np.sin(angle)
             out[i + k // 2] = b * np.cos(angle) + a * np.sin(angle)
@@ -258,7 +259,7 @@ def test_cached_equals_full(unroll, dtype):
         ({"num_kv_heads": 3}, r"choose from \[1, 2, 4\]"),
         ({"head_dim": 5}, "head_dim=5 must be even"),
         ({"vocab_padded": 22}, "vocab_padded=22 is below"),
-        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"rope": None, "rope_local": Rope()}, "rope_local without"),
         ({"norm_eps": 0.0}, "norm_eps"),
     ],
 )

@@ -24,6 +24,7 @@ from rlhf_jax.parallel.sharding import (
     sharding_tree,
     spec_for,
 )
+from rlhf_jax.types import replace
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,10 @@ def test_every_rule_serves_and_the_optimizer_repeats_it(mesh, model):
     critic = {"head": {"w_D": jax.ShapeDtypeStruct((32,), jnp.float32)}}
     critic["head"]["b"] = jax.ShapeDtypeStruct((1,), jnp.float32)
     opt_state = jax.eval_shape(optax.adamw(1e-3).init, params)
-    tree = {"policy": params, "opt_state": opt_state, "critic": critic}
+    every_option = dict(norm_outputs=True, qk_norm=True, qkv_bias=True, out_bias=True)
+    other = replace(model.config, **every_option, mlp_bias=True, norm="layer", rope=None)
+    other = Model(other).abstract()
+    tree = {"policy": params, "opt_state": opt_state, "critic": critic, "other": other}
     specs = {
         path_name(path): sharding.spec
         for path, sharding in jax.tree_util.tree_leaves_with_path(sharding_tree(mesh, tree))
@@ -72,6 +76,9 @@ def test_kv_heads_fewer_than_the_tensor_axis_are_replicated(mesh):
     path = "policy/layers/attn/k_NDJK"
     assert spec_for(path, (2, 32, 4, 4), mesh) == P(None, "fsdp", "tensor")
     assert spec_for(path, (2, 32, 2, 4), mesh) == P(None, "fsdp")
+    bias = "policy/layers/attn/bias_v_NJK"
+    assert spec_for(bias, (2, 4, 4), mesh) == P(None, "tensor")
+    assert spec_for(bias, (2, 2, 4), mesh) == P()
     # the exception is for key/value heads alone: query heads must divide
     with pytest.raises(ConfigError, match=r"q_NDHK dimension 2=2 .*tensor=4"):
         spec_for("policy/layers/attn/q_NDHK", (2, 32, 2, 4), mesh)

@@ -14,10 +14,11 @@ def params():
     return {"mlp": {"gate_NDF": jnp.full((1, 2, 2), 2.0)}, "norm": {"scale_ND": jnp.ones((1, 2))}}
 
 
-def one_update(cfg, grads, total=10):
+def one_update(cfg, grads, total=10, start=None):
+    start = params() if start is None else start
     tx = make_optimizer(cfg, total)
-    updates, _ = tx.update(grads, tx.init(params()), params())
-    return optax.apply_updates(params(), updates)
+    updates, _ = tx.update(grads, tx.init(start), start)
+    return optax.apply_updates(start, updates)
 
 
 def test_first_adam_update_is_the_rate_against_the_sign():
@@ -28,11 +29,14 @@ def test_first_adam_update_is_the_rate_against_the_sign():
     np.testing.assert_allclose(new["norm"]["scale_ND"], 0.9, rtol=1e-6)
 
 
-def test_decay_pulls_matrices_and_not_scales():
-    zero = jax.tree.map(jnp.zeros_like, params())
-    new = one_update(OptimConfig(learning_rate=0.1, weight_decay=0.5), zero)
-    np.testing.assert_allclose(new["mlp"]["gate_NDF"], 2.0 - 0.1 * 0.5 * 2.0, rtol=1e-6)
-    np.testing.assert_array_equal(new["norm"]["scale_ND"], 1.0)
+def test_decay_pulls_matrices_and_not_norms_or_biases():
+    start = params()
+    start["mlp"]["bias_gate_NF"] = start["norm"]["gain_ND"] = jnp.ones((1, 2))
+    zero = jax.tree.map(jnp.zeros_like, start)
+    new = one_update(OptimConfig(learning_rate=0.1, weight_decay=0.5), zero, start=start)
+    np.testing.assert_allclose(new["mlp"].pop("gate_NDF"), 2.0 - 0.1 * 0.5 * 2.0, rtol=1e-6)
+    for left_alone in jax.tree.leaves(new):
+        np.testing.assert_array_equal(left_alone, 1.0)
 
 
 def test_clipping_scales_to_the_norm():
