@@ -8,6 +8,7 @@ from functools import cache
 
 import checkpoints
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoints import CASES, NEW_TOKENS, texts
@@ -17,6 +18,12 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.convert import export_pretrained, load_pretrained
 from rlhf_jax.models.families import FAMILIES
 from rlhf_jax.models.options import axis_sizes, decoder_config, hf_config
+from rlhf_jax.models.reward import (
+    RewardNotes,
+    export_reward_model,
+    forward_scores,
+    load_reward_model,
+)
 from rlhf_jax.models.rope import Rope
 from rlhf_jax.models.tokenizer import byte_tokenizer
 from rlhf_jax.models.transformer import Model
@@ -24,6 +31,7 @@ from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
 from rlhf_jax.types import replace
 
 WIDTH = max(checkpoints.LENGTHS)
+REWARD_CASES = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 
 
 def family_and_config(name):
@@ -136,6 +144,29 @@ def test_transformers_agrees(case, tmp_path):
     for ids_T in texts():
         texts_of = [tokenizer.decode(checkpoints.judged_greedy(m, ids_T)) for m in (judge, again)]
         assert texts_of[0] == texts_of[1]
+
+
+@pytest.mark.parametrize("case", REWARD_CASES, indirect=True)
+def test_transformers_reads_its_reward_model(case, tmp_path):
+    """The same trunk with a scalar head, in the family's own layout and architecture."""
+    torch = pytest.importorskip("torch", reason="transformers needs torch to run a model")
+    from transformers import AutoModelForSequenceClassification
+
+    _, _, config, params = case
+    trunk = {key: value for key, value in params.items() if key != "head"}
+    w_D = jnp.linspace(-1, 1, config.d_model)
+    head = {"w_D": w_D, "b": np.float32(0.5)}
+    notes = RewardNotes(max_tokens=WIDTH)
+    export_reward_model(tmp_path, config, {"trunk": trunk, "head": head}, byte_tokenizer(), notes)
+    ids_T = texts()[0]
+    loaded = load_reward_model(tmp_path)
+    ours = forward_scores(loaded.model, loaded.params, ids_T[None], np.ones((1, len(ids_T)), bool))
+    judge = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, local_files_only=True, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        theirs = judge(input_ids=torch.from_numpy(ids_T[None])).logits[0, 0].item()
+    np.testing.assert_allclose(ours[0] - 0.5, theirs, atol=1e-4)
 
 
 # What a family cannot be
