@@ -135,7 +135,7 @@ def test_a_folder_of_another_trainer(folder, tmp_path):
         ("config.json", {"architectures": ["LlamaForCausalLM"]}, "is not a reward model.*CausalLM"),
         ("config.json", {"id2label": {"0": "a", "1": "b"}}, "2 labels; a reward model has one"),
         ("config.json", {"num_labels": 3}, "3 labels"),
-        ("config.json", {"model_type": "lama"}, "did you mean llama"),
+        ("config.json", {"model_type": "lama"}, "supported are .*llama"),
         (NOTES, {"gain": None}, "gain=None is not a finite number"),
         (NOTES, {"gian": 1.0}, "unknown: gian"),
         (NOTES, {"max_tokens": 1}, "max_tokens=1 is outside"),
