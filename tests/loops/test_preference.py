@@ -19,6 +19,7 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import offline, preference
 from rlhf_jax.loops.answers import AnswersConfig
 from rlhf_jax.loops.run import Run
+from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.types import replace
 
 pytestmark = pytest.mark.usefixtures("one_device", "no_curves")
@@ -149,6 +150,20 @@ def test_a_run_that_dies_goes_on_to_the_bit(policy_folder, tmp_path, monkeypatch
     assert arrays[0].keys() == arrays[1].keys()
     for name, x in arrays[0].items():
         np.testing.assert_array_equal(x, arrays[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize("objective", [dpo(), kto()], ids=["dpo", "kto"])
+def test_eight_devices_report_what_one_does(policy_folder, tmp_path, objective, monkeypatch):
+    one = preference_config(policy_folder, tmp_path / "one", objective=objective, num_steps=2)
+    preference.run(one)
+    monkeypatch.setattr(offline, "make_mesh", make_mesh)
+    eight = replace(
+        one, out=str(tmp_path / "eight"), mesh=MeshConfig(data=2, fsdp=2, tensor=2), micro_rows=4
+    )
+    preference.run(eight)
+    for a, b in zip(lines_of(one.out), lines_of(eight.out), strict=True):
+        for name in a.keys() - {"phase"}:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 # --- held-out numbers -----------------------------------------------------------------------------
