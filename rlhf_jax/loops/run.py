@@ -31,6 +31,7 @@ from rlhf_jax.train.state import TrainState
 _LIVE = {
     "score": "score",
     "loss": "loss",
+    "accuracy": "accuracy",
     "KL": "kl_response",
     "length": "length",
     "entropy": "entropy",
