@@ -9,9 +9,10 @@
 5. DPO: sample the policy of 4, let the noisy judge choose between two answers (2305.18290).
 
 Each stage is a run folder inside OUT; what is finished is not run again. After each the policy
-answers the held-out openings as in `grpo_stories`: VADER, and the KL to the model that the chain
-began with. Numbers to reach: VADER rises from SFT on with every policy. Ten minutes on two CPU
-cores.
+answers the held-out openings as in `grpo_stories`, and its KL is to the model that the chain began
+with. Numbers to reach: VADER .60 at the start, less after SFT (real stories are less friendly than
+the model's own), ≥ .75 after rejection sampling, ≥ .9 after PPO and after DPO. Thirteen minutes of
+processor time.
 """
 
 from __future__ import annotations
