@@ -50,7 +50,8 @@ def check_numbers(where: str, part) -> None:
                 check_numbers(f"{where}.{name}", value)
             elif isinstance(value, (int, float)) and not isinstance(value, bool):
                 check_number(f"{where}.{name}", value, **(RANGES.get(name, {}) if ours else {}))
-    elif hasattr(part, "__dataclass_fields__"):
+    elif hasattr(part, "__dataclass_fields__") and not type(part).__module__.startswith("jax."):
+        # jax rebuilds records with records of its own in the place of numbers
         for field in part.__dataclass_fields__:
             check_numbers(f"{where}.{field}", getattr(part, field))
     elif isinstance(part, tuple):
