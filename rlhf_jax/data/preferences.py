@@ -1,4 +1,4 @@
-"""Preferences as token rows: pairs of completions of one prompt, or completions judged one by one.
+"""Preferences as token rows: pairs of completions of one prompt.
 
 Tokenised as demonstrations are; ids that a sampler drew are taken as they are (`encode_row`).
 """
@@ -20,7 +20,7 @@ from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
 from rlhf_jax.data.padding import pad_right
 from rlhf_jax.data.prompts import read_jsonl
 from rlhf_jax.errors import ConfigError, check_choice, check_number
-from rlhf_jax.types import PreferenceBatch, UnpairedBatch, replace
+from rlhf_jax.types import PreferenceBatch, replace
 
 Row = dict[str, Any]
 SIDES = ("chosen", "rejected")
@@ -112,7 +112,7 @@ class PreferenceSet:
             ConfigError: no rows, a text or weight missing or of another type, an empty prompt, a
                 pair too long under "error", or no pair left.
         """
-        kept, dropped, cut = _read(rows, SIDES, tokenizer, max_tokens, over_long, name)
+        kept, dropped, cut = read_rows(rows, SIDES, tokenizer, max_tokens, over_long, name)
         weights = _weights(rows, name)
         identical = sum(sides[0] == sides[1] for _, _, sides in kept)
         if identical:
@@ -145,14 +145,14 @@ class PreferenceSet:
 
     def with_reference(self, logp_ref_BS: np.ndarray) -> PreferenceSet:
         """The same pairs with log π_ref of each side, summed over its counted tokens."""
-        _check_rows(self, logp_ref_BS, (2,))
+        check_reference(self, logp_ref_BS, (2,))
         return replace(self, logp_ref_BS=logp_ref_BS)
 
     def take(self, index_B: np.ndarray) -> PreferenceBatch:
         """The pairs at these positions, as NumPy arrays [B, 2, T]."""
         index = [int(i) for i in index_B]
         sides = [
-            _padded([(self.prompts[i], self.completions[i][side]) for i in index], self)
+            padded([(self.prompts[i], self.completions[i][side]) for i in index], self)
             for side in (0, 1)
         ]
         tokens, attend, mask = (np.stack(arrays, axis=1) for arrays in zip(*sides, strict=True))
@@ -174,131 +174,18 @@ class PreferenceSet:
         return batches_in_order(len(self), num_rows, self.take)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnpairedSet:
-    """Tokenised completions of at most `max_tokens`, each desirable or not (KTO).
+def read_rows(
+    rows: Sequence[Row],
+    fields: Sequence[str],
+    tokenizer,
+    max_tokens: int,
+    over_long: str,
+    name: str,
+) -> tuple[list[tuple[int, list[int], list[list[int]]]], int, int]:
+    """[(row number, prompt ids, ids under each field)], how many rows were dropped, and cut.
 
-    `other[i]` is the row whose completion stands after row i's prompt as its mismatched pair: the
-    nearest one before it (cyclically) that has another prompt. It is fixed for the whole dataset,
-    so that no batch, not even a last one of one row, meets a completion that is the row's own,
-    and the reference can be asked once. A completion too long for its borrowed prompt is cut.
+    Args and errors: see `PreferenceSet.from_rows`; `fields` share the row's prompt.
     """
-
-    prompts: list[list[int]]
-    completions: list[list[int]]
-    desirable: list[bool]
-    other: list[int]
-    max_tokens: int
-    pad_id: int
-    num_dropped: int
-    num_cut: int
-    logp_ref_B: np.ndarray | None = None
-    logp_ref_other_B: np.ndarray | None = None
-
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Sequence[Row],
-        tokenizer,
-        *,
-        max_tokens: int,
-        over_long: str = "error",
-        name: str = "preferences",
-    ) -> UnpairedSet:
-        """Tokenise rows of {"prompt": text, "completion": text, "label": bool (desirable)}.
-
-        Args and ids as sampled: see `PreferenceSet.from_rows`.
-
-        Raises:
-            ConfigError: no rows, a text or label missing or of another type, an empty prompt, a
-                row too long under "error", no row left, or none with another prompt.
-        """
-        for number, row in enumerate(rows):
-            if not isinstance(row.get("label"), bool):
-                raise ConfigError(
-                    f"{name}: row {number}: 'label' is {row.get('label')!r}, not true or false"
-                )
-        kept, dropped, cut = _read(rows, ("completion",), tokenizer, max_tokens, over_long, name)
-        prompts = [prompt for _, prompt, _ in kept]
-        return cls(
-            prompts=prompts,
-            completions=[completion for _, _, (completion,) in kept],
-            desirable=[rows[number]["label"] for number, _, _ in kept],
-            other=mismatched(prompts, name),
-            max_tokens=max_tokens,
-            pad_id=tokenizer.pad_id,
-            num_dropped=dropped,
-            num_cut=cut,
-        )
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with any row, its label, where its completion begins, or their order."""
-        return fingerprint(zip(self.prompts, self.completions, self.desirable, strict=True))
-
-    def with_reference(self, logp_ref_B: np.ndarray, logp_ref_other_B: np.ndarray) -> UnpairedSet:
-        """The same rows with Σ log π_ref of each completion and of each mismatched pair."""
-        _check_rows(self, logp_ref_B)
-        _check_rows(self, logp_ref_other_B)
-        return replace(self, logp_ref_B=logp_ref_B, logp_ref_other_B=logp_ref_other_B)
-
-    def take(self, index_B: np.ndarray) -> UnpairedBatch:
-        """The rows at these positions, as NumPy arrays [B, T]."""
-        index = [int(i) for i in index_B]
-        own = _padded([(self.prompts[i], self.completions[i]) for i in index], self)
-        borrowed = []
-        for i in index:
-            room = self.max_tokens - len(self.prompts[i])
-            borrowed.append((self.prompts[i], self.completions[self.other[i]][:room]))
-        other = _padded(borrowed, self)
-        known = self.logp_ref_B is not None
-        return UnpairedBatch(
-            tokens_BT=own[0],
-            attend_BT=own[1],
-            mask_BT=own[2],
-            desirable_B=np.asarray([self.desirable[i] for i in index]),
-            tokens_other_BT=other[0],
-            attend_other_BT=other[1],
-            mask_other_BT=other[2],
-            logp_ref_B=self.logp_ref_B[index] if known else None,
-            logp_ref_other_B=self.logp_ref_other_B[index] if known else None,
-        )
-
-    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
-        """`batches(B, seed)[step]` is the step's `UnpairedBatch`; rules: `shuffled_batches`."""
-        return shuffled_batches(len(self), num_rows, seed, self.take)
-
-    def in_order(self, num_rows: int) -> Iterator[tuple[UnpairedBatch, np.ndarray]]:
-        """Every row once: (batch, weight_B); rules: `batches_in_order`."""
-        return batches_in_order(len(self), num_rows, self.take)
-
-
-def mismatched(prompts: Sequence[Sequence[int]], name: str) -> list[int]:
-    """For each row the nearest one before it, cyclically, with another prompt.
-
-    Raises:
-        ConfigError: all rows have one prompt (or there is one row): no completion is another's.
-    """
-    if all(prompt == prompts[0] for prompt in prompts):
-        raise ConfigError(
-            f"{name}: a mismatched pair takes the completion of another prompt, and every row has "
-            "the same"
-        )
-    other, last = [], len(prompts) - 1
-    while prompts[last] == prompts[0]:
-        last -= 1
-    for i, prompt in enumerate(prompts):
-        if i and prompts[i - 1] != prompt:
-            last = i - 1
-        other.append(last)
-    return other
-
-
-def _read(rows, fields, tokenizer, max_tokens, over_long, name):
-    """[(row number, prompt ids, ids of each field)], dropped and cut rows."""
     check_choice("over_long", over_long, OVER_LONG)
     check_number("max_tokens", max_tokens, low=2)
     if not rows:
@@ -330,13 +217,14 @@ def _weights(rows: Sequence[Row], name: str) -> list[float] | None:
     return [float(row["weight"]) for row in rows]
 
 
-def _padded(rows, data):
+def padded(rows: Sequence[tuple[list[int], list[int]]], data) -> tuple[np.ndarray, ...]:
     """tokens, attend, mask of (prompt, completion) rows; the mask comes from lengths, not ids."""
     tokens_BT, attend_BT = pad_right([p + c for p, c in rows], data.max_tokens, data.pad_id)
     prompt_B = np.asarray([len(p) for p, _ in rows])
     return tokens_BT, attend_BT, attend_BT & (np.arange(data.max_tokens) >= prompt_B[:, None])
 
 
-def _check_rows(data, logp, shape=()):
+def check_reference(data, logp: np.ndarray, shape: tuple[int, ...] = ()) -> None:
+    """Refuse log-probs that are not one (or one of each side) for every row of the set."""
     if logp.shape != (len(data), *shape):
         raise ValueError(f"reference log-probs have shape {logp.shape}, the set {len(data)} rows")

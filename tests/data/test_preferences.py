@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
 
-from rlhf_jax.data.preferences import PreferenceSet, UnpairedSet, jsonl_pairs, split_rendered
+from rlhf_jax.data.preferences import PreferenceSet, jsonl_pairs, split_rendered
+from rlhf_jax.data.unpaired import UnpairedSet
 from rlhf_jax.errors import ConfigError
 
 A = ord("a") + 10  # the id of "a"; CharacterTokenizer begins a prompt with 1 and ends with 2

@@ -14,10 +14,12 @@ from rlhf_jax.algorithms.dpo import dpo
 from rlhf_jax.algorithms.kto import kto
 from rlhf_jax.algorithms.simpo import simpo
 from rlhf_jax.bind import bind
-from rlhf_jax.data.preferences import PreferenceSet, UnpairedSet
+from rlhf_jax.data.preferences import PreferenceSet
+from rlhf_jax.data.unpaired import UnpairedSet
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops import offline, preference
 from rlhf_jax.loops.answers import AnswersConfig
+from rlhf_jax.loops.held_out_preferences import pair_numbers, unpaired_numbers
 from rlhf_jax.loops.run import Run
 from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.types import replace
@@ -173,7 +175,7 @@ def test_held_out_pairs_by_hand():
     rows = PreferenceSet.from_rows(higher(rows=3), CharacterTokenizer(), max_tokens=10)
     ref_BS = np.float32([[-3, -4], [-5, -5], [-2, -9]])
     ratio_BS = np.float32([[1, -1], [0, 0], [-3, 2]])
-    numbers = preference.pair_numbers(dpo(beta=0.5), rows.with_reference(ref_BS), ref_BS + ratio_BS)
+    numbers = pair_numbers(dpo(beta=0.5), rows.with_reference(ref_BS), ref_BS + ratio_BS)
     margin_B = 0.5 * np.array([2, 0, -5])
     assert numbers["loss"] == pytest.approx(np.log1p(np.exp(-margin_B)).mean())
     assert numbers["accuracy"] == pytest.approx(1 / 3)  # a tie is not right
@@ -186,15 +188,13 @@ def test_held_out_labels_by_hand():
     rows = UnpairedSet.from_rows(labelled(rows=4), CharacterTokenizer(), max_tokens=10)
     ratio_B, other_B = np.float32([1, -1, 3, 0]), np.float32([2, 0, 0, 0])
     zero = np.zeros(4, np.float32)
-    numbers = preference.unpaired_numbers(
-        kto(beta=0.5), rows.with_reference(zero, zero), ratio_B, other_B
-    )
+    numbers = unpaired_numbers(kto(beta=0.5), rows.with_reference(zero, zero), ratio_B, other_B)
     ahead_B = 0.5 * (ratio_B - 0.5) * [1, -1, 1, -1]  # z₀ = mean [2, 0, 0, 0]
     assert numbers["loss"] == pytest.approx((1 / (1 + np.exp(ahead_B))).mean())
     assert numbers["margin"] == pytest.approx(0.5 * (2 - -0.5))
     assert (numbers["drift_chosen"], numbers["drift_rejected"]) == (2, -0.5)
     desirable = replace(rows, desirable=[True] * 4).with_reference(zero, zero)
-    numbers = preference.unpaired_numbers(kto(), desirable, ratio_B, other_B)
+    numbers = unpaired_numbers(kto(), desirable, ratio_B, other_B)
     assert numbers.keys() == {"loss", "drift_chosen"}
 
 
