@@ -1,0 +1,207 @@
+"""Mathematical answers: equal in value, not only as text. math-verify decides the hard ones."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from rlhf_jax.rewards.answers import choice_letter, final_answer, unwrapped
+from rlhf_jax.rewards.extras import require
+from rlhf_jax.rewards.notes import note, overlaps
+from rlhf_jax.rewards.pool import pool
+
+WORK = "rlhf_jax.rewards.maths_work"
+MEMORY = 4 << 30
+MAX_LENGTH = 1000  # characters; a longer answer is no answer
+
+
+@overlaps
+def maths(
+    prompts: list[str],
+    completions: list[str],
+    rows: list[dict[str, Any]],
+    *,
+    answer: str = "answer",
+    seconds: float = 5.0,
+    cpu_seconds: float = 0.5,
+) -> list[float | None]:
+    r"""1.0 where the completion's final answer equals the row's in value, else 0.0.
+
+    `answers.final_answer` says what the final answer is. Numbers are compared here, exactly;
+    everything else by math-verify in processes that are killed when an answer takes too long,
+    which then scores 0 and leaves the others alone.
+
+    Where scorers differ: 50\% equals 50 and also 0.5; x = 5 equals 5; intervals and tuples are
+    ordered, sets and lists without brackets are not; 1,234 is 1234 and 1,2 is not 12; a word in
+    \text{} is compared as text, so that an anagram is not a product of the same letters.
+
+    Args:
+        prompts, completions, rows: the contract of `rewards.compose`.
+        answer: the field of a row with the gold answer; a number, or a text that may be a whole
+            solution with a box or ####.
+        seconds: wall-clock limit of one answer.
+        cpu_seconds: limit of its CPU time, the same on a busy machine.
+
+    Returns:
+        None where the gold answer is missing or cannot be read as mathematics ("see figure"); the
+        metrics count these as unreadable_gold, and as timeouts what was killed.
+
+    Raises:
+        ConfigError: math-verify is not installed.
+    """
+    require("math_verify", "math-verify")
+    pairs = [
+        (gold_answer(row.get(answer)), final_answer(completion))
+        for completion, row in zip(completions, rows, strict=True)
+    ]
+    quick = {pair: quick_verdict(*pair) for pair in set(pairs)}
+    hard = [pair for pair, verdict in quick.items() if verdict == "hard"]
+    workers = pool(WORK, seconds=seconds, cpu_seconds=cpu_seconds, memory=MEMORY)
+    found = dict(zip(hard, workers.map(hard), strict=True)) if hard else {}
+    scores: list[float | None] = []
+    for pair in pairs:
+        result = found.get(pair)
+        verdict = quick[pair] if result is None else result.get("value", False)
+        if result is not None and "failed" in result:
+            note("timeouts" if result["failed"] == "timeout" else "crashes")
+        if verdict is None:
+            note("unreadable_gold")
+        scores.append(None if verdict is None else float(verdict))
+    return scores
+
+
+def gold_answer(value: Any) -> str | None:
+    """The gold answer of a row: of a solution its final answer, else the text, wrappers off."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    text = str(value)
+    if re.search(r"\\(boxed|fbox)\b|####|<answer>", text):
+        found = final_answer(text)
+        return found or None
+    text = text.strip()
+    words = re.fullmatch(r"\$?\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}\$?\.?", text)
+    # the mark that it is a word goes with the text, or a bare word would become one
+    return f"\\text{{{unwrapped(words.group(1))}}}" if words else unwrapped(text) or None
+
+
+def quick_verdict(gold: str | None, answer: str | None) -> bool | str | None:
+    """True, False, None (no gold to judge by), or "hard": for math-verify to say."""
+    if gold is None:
+        return None
+    word = re.fullmatch(r"\\text\{(.*)\}", gold)
+    if word:
+        return answer is not None and _plain(word.group(1)) == _plain(answer)
+    if _is_prose(gold):
+        return None
+    if not answer or len(answer) > MAX_LENGTH:
+        return False
+    if _plain(gold) == _plain(answer):
+        return True
+    if re.fullmatch(r"[A-Za-z]", gold):  # a choice or a single variable
+        return "hard" if "=" in answer else False
+    left, right = number(gold), number(answer)
+    if left is not None and right is not None:
+        return _numbers_equal(gold, left, answer, right)
+    if _is_prose(answer) or _is_boundless(answer):
+        return False
+    return "hard"
+
+
+def _plain(text: str) -> str:
+    """What two spellings of one formula share; of words the letters' case does not matter."""
+    text = re.sub(r"\\(?:left|right|displaystyle|[,!;: ])", "", text)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    if re.fullmatch(r"[A-Za-z][A-Za-z' -]*", text):
+        return " ".join(text.casefold().split())
+    return re.sub(r"\s+", "", text)
+
+
+def _is_prose(text: str) -> bool:
+    """Two or more words, or one that is neither a short product of letters nor a command."""
+    bare = re.sub(r"\\[A-Za-z]+(\{[A-Za-z ]*\})?", " ", text)
+    words = re.findall(r"[A-Za-z]{3,}", bare)
+    known = {"sin", "cos", "tan", "log", "exp", "sqrt", "and", "pi", "frac", "abs", "inf", "infty"}
+    unknown = [word for word in words if word not in known]
+    return bool(unknown) and not re.search(r"\d", text)
+
+
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_NUMBER = re.compile(rf"([-+]?)\s*\$?\s*({_WHOLE}?)(?:\.(\d*))?(\s*\\?%)?")
+_FRACTION = re.compile(rf"([-+]?)\s*({_WHOLE})\s*/\s*({_WHOLE})")
+_LATEX_FRACTION = re.compile(
+    r"([-+]?)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|\s*(\d))\s*(?:\{\s*(\d+)\s*\}|\s*(\d))"
+)
+
+
+def number(text: str) -> Fraction | None:
+    r"""The value of 1,234.50, -7, .5, 3/4, \frac{3}{4}, \frac34, and 50\% (here 50); else None."""
+    text = text.strip().removesuffix(r"\%").removesuffix("%").rstrip()
+    found = _LATEX_FRACTION.fullmatch(text)
+    if found:
+        sign, *parts = found.groups()
+        top, bottom = [part for part in parts if part is not None]
+    else:
+        found = _FRACTION.fullmatch(text)
+        if found:
+            sign, top, bottom = found.groups()
+        else:
+            found = _NUMBER.fullmatch(text)
+            if not found or not (found.group(2) or found.group(3)):
+                return None
+            sign, whole, decimals = found.group(1), found.group(2), found.group(3) or ""
+            top, bottom = f"{whole}{decimals}", "1" + "0" * len(decimals)
+    top, bottom = (part.replace(",", "") for part in (top, bottom))
+    if max(len(top), len(bottom)) > 300 or int(bottom) == 0:
+        return None
+    value = Fraction(int(top), int(bottom))
+    return -value if sign == "-" else value
+
+
+def _numbers_equal(gold: str, left: Fraction, answer: str, right: Fraction) -> bool:
+    """Equal, or equal to six decimals where one of them is a rounded decimal."""
+    percent = gold.rstrip().endswith("%") != answer.rstrip().endswith("%")
+    rounded = any(len(re.sub(r"^[^.]*", "", text)) > 6 for text in (gold, answer))
+    slack = Fraction(5, 10**7) if rounded else 0
+    scales: tuple = (1,)
+    if percent:  # only the side with the sign may be read as hundredths
+        scales = (1, Fraction(1, 100)) if answer.rstrip().endswith("%") else (1, 100)
+    return any(abs(left - right * scale) <= slack for scale in scales)
+
+
+_POWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?(\d+)")
+_TOWER = re.compile(r"(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)")
+
+
+def _is_boundless(text: str) -> bool:
+    """Numbers that no memory holds, which would cost a killed process each: 9^{9^{9}}, 10^{9999999},
+    99999!, and formulas nested deeper than any that is meant."""
+    if any(len(power) > 6 for power in _POWER.findall(text)):
+        return True
+    if re.search(r"\d{5,}\s*!|!\s*!|\)\s*!\s*\)\s*!", text) or re.search(r"\d{400}", text):
+        return True
+    for _, middle, top in _TOWER.findall(text):
+        if len(middle) * int(top[:4]) > 7 or len(top) > 4:
+            return True
+    return max(text.count(mark) for mark in ("{", "(", "[", r"\frac")) > 100
+
+
+def multiple_choice(
+    prompts: list[str],
+    completions: list[str],
+    rows: list[dict[str, Any]],
+    *,
+    answer: str = "answer",
+) -> list[float | None]:
+    """1.0 where the completion chooses the row's letter, else 0.0; see `answers.choice_letter`.
+
+    A row whose gold is no single letter (parentheses aside) cannot be judged: None.
+    """
+    scores: list[float | None] = []
+    for completion, row in zip(completions, rows, strict=True):
+        gold = row.get(answer)
+        letter = choice_letter(gold) if isinstance(gold, str) else None
+        if letter is None:
+            note("unreadable_gold")
+        scores.append(None if letter is None else float(choice_letter(completion) == letter))
+    return scores
