@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 from collections.abc import Iterable
 
@@ -53,6 +54,12 @@ def check_number(
     if below or above:
         left, right = "(" if open_low else "[", ")" if open_high else "]"
         raise ConfigError(f"{where}={value} is outside {left}{low:g}, {high:g}{right}")
+
+
+def require(module: str, *, extra: str) -> None:
+    """Refuse to go on without a library that is installed by an extra of this package."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"{module} is not installed: pip install 'rlhf_jax[{extra}]'")
 
 
 def check_divides(what: str, whole: int, part_name: str, part: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rlhf_jax.errors import require
 from rlhf_jax.rewards.answers import after_thinking
-from rlhf_jax.rewards.extras import require
 from rlhf_jax.rewards.notes import note, overlaps
 from rlhf_jax.rewards.pool import pool
 
@@ -14,6 +14,8 @@ WORK = "rlhf_jax.rewards.code_work"
 MAX_PROGRAM = 100_000  # characters
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+_LANGUAGES = ("", "py", "python", "python3")
 
 
 def program_of(completion: str) -> str | None:
@@ -25,9 +27,7 @@ def program_of(completion: str) -> str | None:
     blocks = _FENCE.findall(text)
     if not blocks:
         return text
-    python = [
-        body for language, body in blocks if language.lower() in ("", "py", "python", "python3")
-    ]
+    python = [body for language, body in blocks if language.lower() in _LANGUAGES]
     return python[-1] if python else None
 
 
@@ -73,7 +73,7 @@ def code(
     Raises:
         ConfigError: this kernel lacks a wall, or the extra is not installed; it says which.
     """
-    require("pyseccomp", "pyseccomp")
+    require("pyseccomp", extra="rewards")
     workers = pool(
         WORK,
         seconds=seconds,

@@ -41,9 +41,8 @@ def enter(options: dict[str, Any]) -> None:
         Unavailable: the kernel lacks a wall.
     """
     _state["null"] = os.open(os.devnull, os.O_RDWR)  # not to be found inside
-    _state["limits"] = {
-        name: options[name] for name in ("program_seconds", "program_memory", "output")
-    }
+    names = ("program_seconds", "program_memory", "output")
+    _state["limits"] = {name: options[name] for name in names}
     sandbox.enclose()
     probe = work({"starter": "", "program": "def f(): return 1", "tests": "assert f() == 1"})
     if probe != {"passed": True}:
@@ -125,7 +124,8 @@ def _verdict(item: dict[str, Any], peer: Peer) -> dict[str, Any]:
     sys.modules["tests"] = module
     names = module.__dict__
     for name, value in ready[1].items():
-        names[name] = peer.decode(value)
+        with contextlib.suppress(ImportError):
+            names[name] = peer.decode(value)
     entry = names.get(item.get("entry_point"))
     if item.get("entry_point") and not isinstance(entry, Remote):
         return {"passed": False, "error": f"it defines no {item['entry_point']}"}
@@ -149,24 +149,21 @@ def _compiled_head(starter: str) -> types.CodeType | None:
 def _run_functions(names: dict[str, Any], entry: Any) -> None:
     """Tests that are only defined by the test code: check(candidate), test_*(), unittest cases."""
     check = names.get("check")
-    if (
-        entry is not None
-        and inspect.isfunction(check)
-        and len(inspect.signature(check).parameters) == 1
-    ):
+    if entry is not None and inspect.isfunction(check) and _num_required(check) == 1:
         check(entry)
     for name, value in list(names.items()):
-        if name.startswith("test") and inspect.isfunction(value):
-            required = [
-                p for p in inspect.signature(value).parameters.values() if p.default is p.empty
-            ]
-            if not required:
-                value()
+        if name.startswith("test") and inspect.isfunction(value) and not _num_required(value):
+            value()
         elif isinstance(value, type) and issubclass(value, unittest.TestCase):
             suite = unittest.defaultTestLoader.loadTestsFromTestCase(value)
             result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
             if not result.wasSuccessful():
                 raise AssertionError(f"{name}: {len(result.failures + result.errors)} failed")
+
+
+def _num_required(function: Any) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty for p in parameters)
 
 
 def _answer(item: dict[str, Any], read_fd: int, write_fd: int) -> None:
@@ -181,17 +178,15 @@ def _answer(item: dict[str, Any], read_fd: int, write_fd: int) -> None:
         _keep((read_fd, write_fd))
         _restrict()
         peer = Peer(read_fd, write_fd, trusting=True)
-        # what stands in the namespace before is not the program's
         module = types.ModuleType("answer")
         sys.modules["answer"] = module
-        before = set(module.__dict__)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         try:
             exec(compile(program, "<answer>", "exec"), module.__dict__)
         except BaseException as error:
             peer.send(["failed", _brief(error)])
             return
-        named = {k: v for k, v in module.__dict__.items() if k not in before and k[:2] != "__"}
+        named = {k: v for k, v in module.__dict__.items() if k[:2] != "__"}
         peer.send(["ready", {name: peer.encode(value) for name, value in named.items()}])
         while True:
             peer.serve(peer.receive())

@@ -6,8 +6,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from rlhf_jax.errors import require
 from rlhf_jax.rewards.answers import choice_letter, final_answer, unwrapped
-from rlhf_jax.rewards.extras import require
 from rlhf_jax.rewards.notes import note, overlaps
 from rlhf_jax.rewards.pool import pool
 
@@ -50,7 +50,7 @@ def maths(
     Raises:
         ConfigError: math-verify is not installed.
     """
-    require("math_verify", "math-verify")
+    require("math_verify", extra="rewards")
     pairs = [
         (gold_answer(row.get(answer)), final_answer(completion))
         for completion, row in zip(completions, rows, strict=True)
@@ -117,13 +117,16 @@ def _plain(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
+_KNOWN = {"sin", "cos", "tan", "log", "exp", "sqrt", "and", "or", "pi", "abs", "inf", "infty"}
+
+
 def _is_prose(text: str) -> bool:
     """Two or more words, or one that is neither a short product of letters nor a command."""
+    if re.search(r"\d", text):
+        return False
     bare = re.sub(r"\\[A-Za-z]+(\{[A-Za-z ]*\})?", " ", text)
-    words = re.findall(r"[A-Za-z]{3,}", bare)
-    known = {"sin", "cos", "tan", "log", "exp", "sqrt", "and", "pi", "frac", "abs", "inf", "infty"}
-    unknown = [word for word in words if word not in known]
-    return bool(unknown) and not re.search(r"\d", text)
+    words = [word for word in re.findall(r"[A-Za-z]{2,}", bare) if word not in _KNOWN]
+    return len(words) > 1 or any(len(word) > 3 for word in words)
 
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -174,8 +177,8 @@ _TOWER = re.compile(r"(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)[})\s]*(?:\^|\*\*)[{(\s
 
 
 def _is_boundless(text: str) -> bool:
-    """Numbers that no memory holds, which would cost a killed process each: 9^{9^{9}}, 10^{9999999},
-    99999!, and formulas nested deeper than any that is meant."""
+    """Numbers that no memory holds, which would cost a killed process each: 9^{9^{9}},
+    10^{9999999}, 99999!, and formulas nested deeper than any that is meant."""
     if any(len(power) > 6 for power in _POWER.findall(text)):
         return True
     if re.search(r"\d{5,}\s*!|!\s*!|\)\s*!\s*\)\s*!", text) or re.search(r"\d{400}", text):

@@ -20,6 +20,7 @@ from typing import Any
 
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.rewards.nursery import read_line, write_line
+from rlhf_jax.rewards.sandbox import SCRATCH
 
 GRACE_SECONDS = 30.0  # what a worker has to notice that its runner is over time
 START_SECONDS = 300.0
@@ -43,6 +44,7 @@ class Worker:
         command = [sys.executable, "-I", "-c", _BOOT, json.dumps(paths), module]
         # one thread for linear algebra: there is a worker for every CPU
         environment = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment["TMPDIR"] = SCRATCH
         environment |= {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
         self.seconds = options["seconds"] + GRACE_SECONDS
         self.process = subprocess.Popen(

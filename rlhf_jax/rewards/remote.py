@@ -37,8 +37,8 @@ class Peer:
 
     Args:
         read_fd, write_fd: pipes to the other end.
-        trusted: whether the other end may reach into attributes of what it was given. The end
-            with the tests allows calls only.
+        trusting: whether the other end may reach into what it was given. The end with the tests
+            allows calls alone.
     """
 
     def __init__(self, read_fd: int, write_fd: int, *, trusting: bool):
@@ -163,7 +163,7 @@ class Peer:
         if tag == "yours":
             return self.given[inside]
         if tag == "module":
-            return importlib.import_module(inside) if _is_standard(inside) else AnswerError
+            return importlib.import_module(inside)
         if tag in _NUMBERS:
             return _NUMBERS[tag](inside)
         if tag == "dict":
@@ -253,13 +253,9 @@ _CONTAINERS = {
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
-    "iterator": lambda x: iter(list(x)),
+    "iterator": lambda items: iter(list(items)),
 }
 _STANDARD = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
-
-
-def _is_standard(name: str) -> bool:
-    return name.split(".")[0] in sys.stdlib_module_names
 
 
 def _refill(old: Any, new: Any) -> None:

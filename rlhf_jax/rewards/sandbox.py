@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-SCRATCH = "/tmp"
+SCRATCH = "/scratch"
 SCRATCH_BYTES = 16 << 20
 SCRATCH_FILES = 256
 OPEN_FILES = 64
@@ -37,21 +37,18 @@ _HELP = (
     "--security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
 )
 
+# Processes and programs; network; memory that no limit counts, and what outlives the process; the
+# walls themselves; ways round the filter, and parts of the kernel that nobody needs.
 FORBIDDEN = (
-    # processes and programs
-    ("fork", "vfork", "execve", "execveat", "ptrace", "process_vm_readv", "process_vm_writev")
-    + ("pidfd_open", "pidfd_getfd", "pidfd_send_signal", "kcmp")
-    # network
-    + ("socket", "connect", "bind", "listen", "accept", "accept4", "sendmsg", "sendmmsg")
-    # memory that no limit counts, and what outlives the process
-    + ("memfd_create", "memfd_secret", "shmget", "semget", "msgget", "mq_open", "userfaultfd")
-    + ("keyctl", "add_key", "request_key")
-    # the walls themselves
-    + ("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "mount_setattr")
-    + ("move_mount", "open_tree", "fsopen", "fsmount", "fsconfig", "fspick")
-    + ("name_to_handle_at", "open_by_handle_at", "personality")
-    # ways round a filter of system calls, and large parts of the kernel that nobody needs
-    + ("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open")
+    *("fork", "vfork", "execve", "execveat", "ptrace", "process_vm_readv", "process_vm_writev"),
+    *("pidfd_open", "pidfd_getfd", "pidfd_send_signal", "kcmp"),
+    *("socket", "connect", "bind", "listen", "accept", "accept4", "sendmsg", "sendmmsg"),
+    *("memfd_create", "memfd_secret", "shmget", "semget", "msgget", "mq_open", "userfaultfd"),
+    *("keyctl", "add_key", "request_key"),
+    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "mount_setattr"),
+    *("move_mount", "open_tree", "fsopen", "fsmount", "fsconfig", "fspick"),
+    *("name_to_handle_at", "open_by_handle_at", "personality"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open"),
 )
 
 
@@ -121,6 +118,8 @@ def enclose() -> None:
         if os.path.islink(link) and not os.path.lexists(root + link):
             os.symlink(os.path.realpath(link), root + link)
     os.makedirs(root + SCRATCH, exist_ok=True)
+    if not os.path.exists(root + "/tmp"):  # unless Python itself is installed there
+        os.symlink(SCRATCH, root + "/tmp")
     os.chroot(root)
     os.chdir("/")
     _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
