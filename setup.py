@@ -44,7 +44,13 @@ setup(
         "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff~=0.17.6"],
         "tpu": ["jax[tpu]>=0.9.2"],
         "cuda": ["jax[cuda13]>=0.9.2"],
-        "rewards": ["reasoning-gym>=0.1.23", "math-verify>=0.8", "jsonschema>=4.23"],
+        "rewards": [
+            "reasoning-gym>=0.1.23",
+            "math-verify>=0.8",
+            "jsonschema>=4.23",
+            "pyseccomp>=0.1.2",  # code is run behind a filter of system calls; needs libseccomp.so.2
+            "regex>=2024.4",  # patterns with a time limit
+        ],
         "figures": ["pandas>=2.2", "scipy>=1.14"],
         # The losses of TRL are called as they stand inside its trainers, so one minor version, the
         # last with PPO. torch's CPU build is enough, where pip is shown one: 2.13.0+cpu.

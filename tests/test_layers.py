@@ -32,6 +32,12 @@ HOMES = {
     "tensorboardX": {"report"},
     "matplotlib": {"report"},
     "rich": {"report"},
+    "math_verify": {"rewards/maths_work.py"},
+    "jsonschema": {"rewards/tools.py"},
+    "referencing": {"rewards/tools.py"},
+    "regex": {"rewards/format.py"},
+    "pyseccomp": {"rewards/sandbox.py"},
+    "reasoning_gym": {"data/reasoning_gym.py", "rewards/reasoning_gym_work.py"},
     "tyro": set(),  # experiments/launch.py alone
 }
 NEVER = {"torch", "tensorflow"}

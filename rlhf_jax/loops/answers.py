@@ -43,6 +43,9 @@ class AnswersConfig:
     """Reward functions: (prompts, completions, rows) -> a number or None for each."""
     reward_weights: tuple[float, ...] = ()
     """One weight a reward function; empty: all 1."""
+    reward_errors: str = "raise"
+    """A row that a reward function fails on: raise ends the run, skip leaves the row unscored and
+    counts it."""
     num_prompts: int = 50
     """Prompts of one batch; it changes memory and speed, not the numbers."""
     max_prompt_tokens: int
@@ -58,7 +61,7 @@ class AnswersConfig:
     def __post_init__(self):
         check_number("answers.num_prompts", self.num_prompts, low=1)
         check_choice("answers.over_long", self.over_long, OVER_LONG)
-        check_rewards(self.rewards, self.reward_weights)
+        check_rewards(self.rewards, self.reward_weights, self.reward_errors)
         self.sampling  # noqa: B018  refuses lengths and temperatures that cannot be
 
     @property

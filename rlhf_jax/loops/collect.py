@@ -17,12 +17,15 @@ from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.rewards.compose import reward_names, score_completions, score_steps
 from rlhf_jax.types import PolicyBatch, Prompts, Rollout, replace, take_rows
 
+_SECONDS = "reward_seconds/"
+
 
 class Judged(NamedTuple):
     """Texts and scores of a rollout, row by row, on the host. What a run does not use is None.
 
     `watch_BC` are scores that are reported and not trained on. `baseline_B` is the score of the
-    prompt's greedy answer; `step_end_BT` and `step_score_BT` are process rewards (see `Scored`).
+    prompt's greedy answer; `step_end_BT` and `step_score_BT` are process rewards (see `Scored`);
+    `costs` are the numbers of `rewards.compose.Scores`.
     """
 
     prompts: list[str]
@@ -34,6 +37,7 @@ class Judged(NamedTuple):
     baseline_B: np.ndarray | None = None
     step_end_BT: np.ndarray | None = None
     step_score_BT: np.ndarray | None = None
+    costs: dict[str, float] | None = None
 
     @property
     def total_B(self) -> np.ndarray:
@@ -42,7 +46,9 @@ class Judged(NamedTuple):
 
     def take(self, rows: np.ndarray) -> Judged:
         def column(x):
-            return [x[b] for b in rows] if isinstance(x, list) else None if x is None else x[rows]
+            if x is None or isinstance(x, dict):
+                return x
+            return [x[b] for b in rows] if isinstance(x, list) else x[rows]
 
         return Judged(*map(column, self))
 
@@ -51,6 +57,8 @@ class Judged(NamedTuple):
         def column(xs):
             if isinstance(xs[0], list):
                 return list(chain.from_iterable(xs))
+            if isinstance(xs[0], dict):
+                return {k: sum(x.get(k, 0.0) for x in xs) for k in dict.fromkeys(chain(*xs))}
             return None if xs[0] is None else np.concatenate(xs)
 
         return cls(*map(column, zip(*parts, strict=True)))
@@ -86,16 +94,21 @@ class Judged(NamedTuple):
 
     def means(self, rewards, watch=()) -> dict[str, float]:
         """score/NAME of each function where several are trained on (times its weight), watch/NAME
-        of the watched: means over the rows that it applies to."""
+        of the watched: means over the rows that it applies to; and how many rows failed."""
         groups = [("watch", watch, self.watch_BC, self.watch_valid_BC)]
         if len(rewards) > 1:
             groups.append(("score", rewards, self.score_BC, self.valid_BC))
-        return {
+        failed = {k: v for k, v in (self.costs or {}).items() if not k.startswith(_SECONDS)}
+        return failed | {
             f"{group}/{name}": float(score_BC[valid_BC[:, c], c].mean())
             for group, functions, score_BC, valid_BC in groups
             for c, name in enumerate(reward_names(functions))
             if valid_BC[:, c].any()
         }
+
+    def seconds(self) -> dict[str, float]:
+        """How long each function took: reward_seconds/NAME."""
+        return {k: v for k, v in (self.costs or {}).items() if k.startswith(_SECONDS)}
 
 
 def read_texts(
@@ -126,7 +139,7 @@ def judge(
     """Decode each row's sampled ids and call the reward functions.
 
     Args:
-        cfg: has `rewards` and their `weights`.
+        cfg: has `rewards`, their `weights` and `reward_errors`.
         tokenizer: decodes.
         prompts: P of them.
         rollout: G rows a prompt, in the order of the prompts.
@@ -137,12 +150,16 @@ def judge(
         ConfigError: a reward function broke its contract; see `rewards.compose`.
     """
     texts, completions, rows = read_texts(tokenizer, prompts, rollout)
-    judged = Judged(
-        texts, completions, *score_completions(cfg.rewards, cfg.weights, texts, completions, rows)
+    asked = (texts, completions, rows)
+    score_BC, valid_BC, costs = score_completions(
+        cfg.rewards, cfg.weights, *asked, errors=cfg.reward_errors
     )
+    judged = Judged(texts, completions, score_BC, valid_BC, costs=costs)
     if watch:
-        watched = score_completions(watch, None, texts, completions, rows)
-        judged = judged._replace(watch_BC=watched[0], watch_valid_BC=watched[1])
+        score_BC, valid_BC, costs = score_completions(watch, None, *asked, errors=cfg.reward_errors)
+        judged = judged._replace(
+            watch_BC=score_BC, watch_valid_BC=valid_BC, costs=judged.costs | costs
+        )
     if process_reward is not None:
         steps = score_steps(process_reward, texts, completions, rows)
         columns = step_columns(tokenizer, prompts, rollout, completions, steps)

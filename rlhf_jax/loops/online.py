@@ -211,7 +211,7 @@ def train(
             if due or save:  # wait here, so that the time is this step's
                 jax.block_until_ready(updates)
             host["tokens_trained"] += int(to_host(batch.mask_BT).sum())
-            numbers |= draws.numbers() | judged.means(cfg.rewards, cfg.watch)
+            numbers |= draws.numbers() | judged.means(cfg.rewards, cfg.watch) | judged.seconds()
             numbers |= {name: host[name] for name in COUNTS}
             numbers |= {"draws": num_draws, "seconds": time.monotonic() - began}
             host["seconds"] += numbers["seconds"]

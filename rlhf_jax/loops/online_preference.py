@@ -248,4 +248,4 @@ def draw_numbers(
     }
     if applies_B.any():
         numbers["score"] = float(judged.total_B[applies_B].mean())
-    return numbers | judged.means(cfg.rewards, cfg.watch)
+    return numbers | judged.means(cfg.rewards, cfg.watch) | judged.seconds()

@@ -25,6 +25,9 @@ class RolloutConfig(RunConfig):
     """Reward functions: (prompts, completions, rows) -> a number or None for each."""
     reward_weights: tuple[float, ...] = ()
     """One weight a reward function; empty: all 1."""
+    reward_errors: str = "raise"
+    """A row that a reward function fails on: raise ends the run, skip leaves the row unscored and
+    counts it."""
     watch: tuple[Bound, ...] = ()
     """Reward functions that are reported, as watch/NAME, and never trained on: the gold score
     beside a learned one."""
@@ -45,7 +48,7 @@ class RolloutConfig(RunConfig):
         for name in ("num_prompts", "samples_every"):
             check_number(name, getattr(self, name), low=1)
         check_choice("over_long", self.over_long, OVER_LONG)
-        check_rewards(self.rewards, self.reward_weights)
+        check_rewards(self.rewards, self.reward_weights, self.reward_errors)
         if not isinstance(self.watch, (tuple, list)):
             raise ConfigError(f"watch is {self.watch!r}, not a tuple: write (bind(...),)")
 

@@ -69,6 +69,9 @@ class SampleConfig:
     """Reward functions: (prompts, completions, rows) -> a number or None for each."""
     reward_weights: tuple[float, ...] = ()
     """One weight a reward function; empty: all 1."""
+    reward_errors: str = "raise"
+    """A row that a reward function fails on: raise ends the run, skip leaves the row unscored and
+    counts it."""
     sampling: SamplingConfig
     """How completions are drawn: num_samples of them for each prompt."""
     num_prompts: int
@@ -89,7 +92,7 @@ class SampleConfig:
         check_choice("part", self.part, ("train", "held_out"))
         check_choice("over_long", self.over_long, OVER_LONG)
         check_choice("compute_dtype", self.compute_dtype, DTYPES)
-        check_rewards(self.rewards, self.reward_weights)
+        check_rewards(self.rewards, self.reward_weights, self.reward_errors)
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """Several reward functions, one table of scores: the only caller of a reward function.
 
 The contract of a reward function: (prompts, completions, rows) -> one number or None for each,
-where `rows` are the dataset's records. None says that the function does not apply to a row.
+where `rows` are the dataset's records. None says that the function does not apply to a row. It
+may be `async`, and then runs beside the others, as does one that `notes.overlaps` marks.
 
 A process reward scores steps within a completion: (prompts, completions, rows) -> for each row a
 list of (end, score), or None where it does not apply. `end` counts the characters of the
@@ -11,11 +12,12 @@ completion up to and with the step's last one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.rewards.calls import Called, call_all, called
 
 
 def reward_names(rewards: Sequence[Callable]) -> list[str]:
@@ -32,13 +34,29 @@ def _name(reward: Callable) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def check_rewards(rewards: Sequence[Callable], weights: Sequence[float]) -> None:
-    """Refuse an option `rewards` that is no tuple or empty, and weights that do not fit it.
+ERRORS = ("raise", "skip")
+
+
+class Scores(NamedTuple):
+    """score_BC float32, score times weight; valid_BC bool, False where a function returned None
+    (its score is then 0 and means nothing); and numbers for the metrics: reward_seconds/NAME and,
+    where there were any, reward_failures/NAME and what the functions counted (`notes`)."""
+
+    score_BC: np.ndarray
+    valid_BC: np.ndarray
+    numbers: dict[str, float]
+
+
+def check_rewards(rewards: Sequence[Callable], weights: Sequence[float], errors: str) -> None:
+    """Refuse options of a run that do not fit: `rewards` that is no tuple or empty, weights that
+    are not as many, an unknown policy for failures.
 
     Args:
         rewards: the option.
         weights: one a function; empty: all 1.
+        errors: one of `ERRORS`.
     """
+    check_choice("reward_errors", errors, ERRORS)
     if not isinstance(rewards, (tuple, list)):
         raise ConfigError(f"rewards is {rewards!r}, not a tuple: write (bind(...),)")
     if not rewards:
@@ -55,7 +73,9 @@ def score_completions(
     prompts: Sequence[str],
     completions: Sequence[str],
     rows: Sequence[dict[str, Any]],
-) -> tuple[np.ndarray, np.ndarray]:
+    *,
+    errors: str = "raise",
+) -> Scores:
     """Call every reward function on every row.
 
     Args:
@@ -64,19 +84,22 @@ def score_completions(
         prompts: B texts.
         completions: B texts.
         rows: B records of the dataset.
+        errors: what a failure is. "raise": the end. "skip": None for the row, counted as
+            reward_failures/NAME; a function that raises is called again row by row, so that the
+            others keep their scores.
 
     Returns:
-        score_BC float32, score times weight, and valid_BC bool, False where a function returned
-        None (its score is then 0 and means nothing). A row without any valid score gets
-        advantage 0 and stays out of its group's statistics.
+        the `Scores`. A row without any valid score gets advantage 0 and stays out of its group's
+        statistics.
 
     Raises:
         ConfigError: no function, a weight too few or not finite; a function that returns
-            something other than a list or an array of one axis, or one of the wrong length, or
-            NaN, an infinity, or not a number. It names the function and the row.
+            something other than a list or an array of one axis, or one of the wrong length; and
+            unless skipped NaN, an infinity, or not a number. It names the function and the row.
         ValueError: the three lists differ in length.
-        Whatever a reward function raises, with a note of its name.
+        Whatever a reward function raises unless skipped, with a note of its name.
     """
+    check_choice("errors", errors, ERRORS)
     if not rewards:
         raise ConfigError("there are no reward functions")
     weights = [1.0] * len(rewards) if weights is None else weights
@@ -89,18 +112,46 @@ def score_completions(
     score_BC = np.zeros((len(prompts), len(rewards)), np.float32)
     valid_BC = np.zeros((len(prompts), len(rewards)), bool)
     names = reward_names(rewards)
-    for c, (reward, weight, name) in enumerate(zip(rewards, weights, names, strict=True)):
+    for weight, name in zip(weights, names, strict=True):
         check_number(f"weight of reward {name}", weight)
-        try:
-            scores = reward(list(prompts), list(completions), list(rows))
-        except Exception as error:  # its author needs the traceback; here it gets the name
-            error.add_note(f"raised by reward {name}, asked for {len(prompts)} scores")
-            raise
-        for b, score in enumerate(_listed(scores, name, len(prompts))):
-            if score is not None:
+    asked = (list(prompts), list(completions), list(rows))
+    numbers: dict[str, float] = {}
+    every = call_all(rewards, asked)
+    for c, (reward, name, weight) in enumerate(zip(rewards, names, weights, strict=True)):
+        found = every[c]
+        scores, failures = _settled(reward, name, found, asked, errors)
+        for b, score in enumerate(scores):
+            if score is None:
+                continue
+            try:
                 score_BC[b, c] = _weighted(score, weight, f"reward {name}, row {b}")
                 valid_BC[b, c] = True
-    return score_BC, valid_BC
+            except ConfigError:
+                if errors == "raise":
+                    raise
+                failures += 1
+        counts = {**found.counts, **({"failures": failures} if failures else {})}
+        numbers[f"reward_seconds/{name}"] = found.seconds
+        numbers |= {f"reward_{what}/{name}": float(count) for what, count in counts.items()}
+    return Scores(score_BC, valid_BC, numbers)
+
+
+def _settled(
+    reward: Callable, name: str, found: Called, asked: tuple[list, list, list], errors: str
+) -> tuple[Sequence[Any], int]:
+    """The scores, and how many rows failed on their own, where the whole call did."""
+    if found.error is None:
+        return _listed(found.value, name, len(asked[0])), 0
+    if errors == "raise" or isinstance(found.error, ConfigError):  # no row's fault
+        found.error.add_note(f"raised by reward {name}, asked for {len(asked[0])} scores")
+        raise found.error
+    scores, failures = [], 0
+    for row in zip(*asked, strict=True):
+        one = called(reward, tuple([part] for part in row))
+        found.counts.update(one.counts)
+        failures += one.error is not None
+        scores.append(None if one.error is not None else _listed(one.value, name, 1)[0])
+    return scores, failures
 
 
 def score_steps(
@@ -117,11 +168,11 @@ def score_steps(
         Whatever the function raises, with a note of its name.
     """
     name = reward_names([process_reward])[0]
-    try:
-        found = process_reward(list(prompts), list(completions), list(rows))
-    except Exception as error:
-        error.add_note(f"raised by process reward {name}, asked for {len(prompts)} rows")
-        raise
+    call = called(process_reward, (list(prompts), list(completions), list(rows)))
+    if call.error is not None:
+        call.error.add_note(f"raised by process reward {name}, asked for {len(prompts)} rows")
+        raise call.error
+    found = call.value
     if not isinstance(found, (list, tuple)) or len(found) != len(prompts):
         raise ConfigError(
             f"process reward {name} must return a list of {len(prompts)} rows, each a list of "

@@ -1,8 +1,8 @@
 """What a worker of `reasoning_gym` runs: the task's own scorer.
 
-Several scorers call eval() on the answer, so on whatever a policy has written. Each answer is
-therefore scored in a fork that is walled in like a program (see `sandbox`). Where the kernel has
-no such walls, a scorer whose source evaluates text is refused.
+Several scorers call eval() on the answer, so on whatever a policy has written. Theirs are scored
+in a fork each that is walled in like a program (see `sandbox`); where the kernel has no such
+walls, they are refused.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def work(item: list[str]) -> dict[str, Any]:
     """
     row, answer = pickle.loads(base64.b64decode(item[0])), item[1]
     dataset = task_of(row["task"], json.dumps(row["options"], sort_keys=True), row["seed"])
-    if _state["open"] is not None:
-        if _evaluates(type(dataset)):
-            return {"refused": f"the scorer of {row['task']} evaluates text: {_state['open']}"}
+    if not _evaluates(type(dataset)):
         return {"score": _scored(dataset, answer, row)}
+    if _state["open"] is not None:
+        return {"refused": f"the scorer of {row['task']} evaluates text: {_state['open']}"}
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -99,10 +99,8 @@ def sql(
         gold, base = row.get(query), row.get(database)
         known = isinstance(gold, str) and isinstance(base, str) and gold.strip() and base
         found = query_of(completion)
-        item = (
-            {"database": str(Path(folder, base)), "gold": gold, "query": found} if known else None
-        )
-        items.append(item)
+        where = str(Path(folder, base)) if known else ""
+        items.append({"database": where, "gold": gold, "query": found} if known else None)
     asked = [item for item in items if item and item["query"] is not None]
     results = iter(workers.map(asked))
     scores: list[float | None] = []

@@ -1,10 +1,15 @@
+import asyncio
+import threading
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rlhf_jax.bind import bind
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.rewards.compose import reward_names, score_completions, score_steps
+from rlhf_jax.rewards.compose import check_rewards, reward_names, score_completions, score_steps
+from rlhf_jax.rewards.notes import note, overlaps
 
 
 class Unreadable:
@@ -23,8 +28,13 @@ def only_even(prompts, completions, rows):
 
 
 def score(*rewards, weights=None, completions=("a", "bbb", "")):
+    return scores(*rewards, weights=weights, completions=completions)[:2]
+
+
+def scores(*rewards, weights=None, completions=("a", "bbb", ""), errors="raise"):
     rows = [{"n": i} for i in range(len(completions))]
-    return score_completions(rewards, weights, ["p"] * len(rows), completions, rows)
+    prompts = ["p"] * len(rows)
+    return score_completions(rewards, weights, prompts, completions, rows, errors=errors)
 
 
 def test_scores_times_weights_and_none_where_it_does_not_apply():
@@ -138,3 +148,101 @@ def test_steps_are_read():
 def test_what_a_process_reward_may_not_return(returned, message):
     with pytest.raises(ConfigError, match=message):
         steps_of(returned)
+
+
+async def in_a_moment(prompts, completions, rows):
+    await asyncio.sleep(0.2)
+    note("answers", len(rows))
+    return [float(len(text)) for text in completions]
+
+
+async def also_in_a_moment(prompts, completions, rows):
+    return await in_a_moment(prompts, completions, rows)
+
+
+@overlaps
+def waits(prompts, completions, rows):
+    time.sleep(0.2)
+    return [threading.get_ident()] * len(rows)
+
+
+def thread_of(prompts, completions, rows):
+    return [float(threading.get_ident() == threading.main_thread().ident)] * len(rows)
+
+
+class AsyncObject:
+    async def __call__(self, prompts, completions, rows):
+        return await in_a_moment(prompts, completions, rows)
+
+
+def test_async_functions_wait_beside_each_other_and_the_others_stay_here():
+    began = time.monotonic()
+    found = scores(in_a_moment, also_in_a_moment, waits, AsyncObject(), thread_of)
+    assert time.monotonic() - began < 0.7, "four waits of 0.2 s, one after another"
+    assert found.score_BC[:, 0].tolist() == found.score_BC[:, 1].tolist() == [1, 3, 0]
+    assert found.score_BC[:, 4].tolist() == [1, 1, 1]
+    assert found.numbers["reward_answers/in_a_moment"] == 3
+    assert found.numbers["reward_answers/also_in_a_moment"] == 3
+    assert 0.2 <= found.numbers["reward_seconds/waits"] < 0.7
+
+
+def test_an_async_function_alone_and_within_a_running_loop():
+    assert score(in_a_moment)[0].ravel().tolist() == [1, 3, 0]
+
+    async def notebook():
+        return score(bind(in_a_moment))[0].ravel().tolist()
+
+    assert asyncio.run(notebook()) == [1, 3, 0]
+
+
+def test_an_async_function_that_raises_is_named():
+    async def broken(prompts, completions, rows):
+        raise RuntimeError("no answer")
+
+    with pytest.raises(RuntimeError, match="no answer") as caught:
+        score(length, broken)
+    assert "raised by reward broken, asked for 3 scores" in caught.value.__notes__
+
+
+def picky(prompts, completions, rows):
+    if "bbb" in completions:
+        raise ZeroDivisionError("bbb")
+    note("seen", len(rows))
+    return [float(len(text)) for text in completions]
+
+
+def test_nemo_rl_3635_a_row_that_fails_is_skipped_and_shifts_no_other():
+    found = scores(picky, length, errors="skip")
+    assert found.score_BC.tolist() == [[1, 1], [0, 3], [0, 0]]
+    assert found.valid_BC.tolist() == [[True, True], [False, True], [True, True]]
+    assert found.numbers["reward_failures/picky"] == 1 and found.numbers["reward_seen/picky"] == 2
+    assert "reward_failures/length" not in found.numbers
+    with pytest.raises(ZeroDivisionError):
+        scores(picky, length)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "1", 10**400])
+def test_a_score_that_is_none_is_skipped_too(bad):
+    found = scores(lambda p, c, r: [1.0, bad, 2.0], errors="skip")
+    assert found.score_BC[:, 0].tolist() == [1, 0, 2]
+    assert found.valid_BC[:, 0].tolist() == [True, False, True]
+    assert found.numbers["reward_failures/<lambda>"] == 1
+
+
+def test_what_is_no_rows_fault_is_never_skipped():
+    def unusable(prompts, completions, rows):
+        raise ConfigError("install it")
+
+    with pytest.raises(ConfigError, match="install it"):
+        scores(unusable, errors="skip")
+    with pytest.raises(ConfigError, match="returned 2 scores for 3"):
+        scores(lambda p, c, r: [1.0, 2.0], errors="skip")
+    with pytest.raises(ConfigError, match="errors='ignore' is unknown"):
+        scores(length, errors="ignore")
+    with pytest.raises(ConfigError, match="reward_errors='ignore' is unknown"):
+        check_rewards((length,), (), "ignore")
+
+
+def test_counts_outside_a_call_go_nowhere():
+    note("seen")
+    assert scores(length).numbers.keys() == {"reward_seconds/length"}
