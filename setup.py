@@ -48,7 +48,7 @@ setup(
             "reasoning-gym>=0.1.23",
             "math-verify>=0.8",
             "jsonschema>=4.23",
-            "pyseccomp>=0.1.2",  # code is run behind a filter of system calls; needs libseccomp.so.2
+            "pyseccomp>=0.1.2",  # a filter of system calls round code; needs libseccomp.so.2
             "regex>=2024.4",  # patterns with a time limit
         ],
         "figures": ["pandas>=2.2", "scipy>=1.14"],

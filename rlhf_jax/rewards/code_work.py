@@ -83,6 +83,7 @@ def _say(fd: int, verdict: dict[str, Any]) -> None:
 
 
 def _restrict() -> None:
+    sys.set_int_max_str_digits(0)  # whole numbers cross the line as text
     limits = _state["limits"]
     sandbox.restrict(
         cpu_seconds=limits["program_seconds"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -34,7 +35,9 @@ def maths(
 
     Where scorers differ: 50\% equals 50 and also 0.5; x = 5 equals 5; intervals and tuples are
     ordered, sets and lists without brackets are not; 1,234 is 1234 and 1,2 is not 12; a word in
-    \text{} is compared as text, so that an anagram is not a product of the same letters.
+    \text{} is compared as text, so that an anagram is not a product of the same letters; a sum,
+    product, integral or limit is no answer where the gold is none, nor is one out of all bounds
+    (9^{9^{9}}), unless it is the gold to the letter.
 
     Args:
         prompts, completions, rows: the contract of `rewards.compose`.
@@ -103,7 +106,8 @@ def quick_verdict(gold: str | None, answer: str | None) -> bool | str | None:
     left, right = number(gold), number(answer)
     if left is not None and right is not None:
         return _numbers_equal(gold, left, answer, right)
-    if _is_prose(answer) or _is_boundless(answer):
+    undone = _UNDONE.search(answer) and not _UNDONE.search(gold)
+    if undone or _is_prose(answer) or _is_boundless(answer):
         return False
     return "hard"
 
@@ -172,21 +176,32 @@ def _numbers_equal(gold: str, left: Fraction, answer: str, right: Fraction) -> b
     return any(abs(left - right * scale) <= slack for scale in scales)
 
 
-_POWER = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?(\d+)")
-_TOWER = re.compile(r"(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)")
+_UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![A-Za-z])")
+_BOUNDLESS = (
+    re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\d{7}"),  # 10^{9999999}
+    re.compile(r"\d{5}\s*!|!\s*[)}\]]*\s*!|\^[^!]*\)\s*!"),  # 99999!, (10!)!, (2^{30})!
+    re.compile(r"\d{400}"),
+    re.compile(r"(?:\d+[})\s]*(?:\^|\*\*)[{(\s]*){3}\d"),  # 2^{2^{2^{2}}} and higher towers
+    re.compile(r"\([^()]*[A-Za-z][^()]*\)\s*(?:\^|\*\*)\s*[{(]*\s*\d{3}"),  # (1+x+y)^{300}
+    re.compile(r"\\[dt]?binom\s*\{[^{}]*(?:\^|\d{7})"),
+)
+_TOWER = re.compile(r"[})\d]\s*(?:\^|\*\*)[{(\s]*(\d+)[})\s]*(?:\^|\*\*)[{(\s]*(\d+)")
+MAX_DEPTH = 20
 
 
 def _is_boundless(text: str) -> bool:
-    """Numbers that no memory holds, which would cost a killed process each: 9^{9^{9}},
-    10^{9999999}, 99999!, and formulas nested deeper than any that is meant."""
-    if any(len(power) > 6 for power in _POWER.findall(text)):
+    """What no memory or no patience holds: 9^{9^{9}}, 10^{9999999}, 99999!, formulas nested deeper
+    than any that is meant. Each would cost a killed process."""
+    if any(pattern.search(text) for pattern in _BOUNDLESS):
         return True
-    if re.search(r"\d{5,}\s*!|!\s*!|\)\s*!\s*\)\s*!", text) or re.search(r"\d{400}", text):
-        return True
-    for _, middle, top in _TOWER.findall(text):
-        if len(middle) * int(top[:4]) > 7 or len(top) > 4:
+    for middle, top in _TOWER.findall(text):
+        if len(top) > 3 or int(top) * math.log10(max(int(middle), 1)) > 6:
             return True
-    return max(text.count(mark) for mark in ("{", "(", "[", r"\frac")) > 100
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest > MAX_DEPTH
 
 
 def multiple_choice(

@@ -16,25 +16,27 @@ MEMORY = 1 << 30
 
 _FENCE = re.compile(r"```[ \t]*(sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _TAG = re.compile(r"<(answer|sql)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
-_START = re.compile(r"\bselect\b|\bwith\s+(?:recursive\s+)?\w+[^;]*?\bas\b\s*\(", re.IGNORECASE)
+_START = re.compile(r"(?:^|:)[ \t]*(?=(?:select|with)\b)", re.IGNORECASE | re.MULTILINE)
 
 
 def query_of(completion: str) -> str | None:
-    """The query: in the last ```sql block, else in the last <answer> or <sql> tag, else from the
-    first SELECT or WITH on; after the thought. None where there is none."""
+    """The query: the last ```sql block, else the last <answer> or <sql> tag, else from the first
+    SELECT or WITH on that begins a line or follows a colon; after the thought. None where there
+    is none."""
     text = after_thinking(completion)
     if text is None:
         return None
     found = _FENCE.findall(text) or _TAG.findall(text)
-    query = found[-1][1] if found else text
-    start = _START.search(query)
-    return query[start.start() :].strip() if start else None
+    if found:
+        return found[-1][1].strip() or None
+    start = _START.search(text)
+    return text[start.end() :].strip() if start else None
 
 
 def is_formatted(completion: str) -> bool:
     """Whether the completion holds exactly one ```sql block, with a query in it."""
     blocks = [body for language, body in _FENCE.findall(completion) if language]
-    return completion.count("```") == 2 and len(blocks) == 1 and bool(_START.search(blocks[0]))
+    return completion.count("```") == 2 and len(blocks) == 1 and bool(blocks[0].strip())
 
 
 @overlaps

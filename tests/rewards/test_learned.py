@@ -63,7 +63,7 @@ def expected(folder, tmp_path_factory):
 @pytest.mark.parametrize("batch_rows", [2, 64])
 def test_scores_are_the_models(folder, expected, batch_rows):
     reward = bind(learned, model=str(folder), batch_rows=batch_rows)
-    score_BC, valid_BC = score_completions([reward], [2.0], PROMPTS, COMPLETIONS, [{}] * 5)
+    score_BC, valid_BC, _ = score_completions([reward], [2.0], PROMPTS, COMPLETIONS, [{}] * 5)
     assert valid_BC.all() and np.ptp(expected) > 0.1
     np.testing.assert_allclose(score_BC[:, 0], 2 * np.array(expected), rtol=1e-5, atol=1e-6)
 
