@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 from typing import Any
 
 from rlhf_jax.errors import require
 from rlhf_jax.rewards.answers import choice_letter, final_answer, unwrapped
 from rlhf_jax.rewards.notes import note, overlaps
+from rlhf_jax.rewards.numbers import same_list, same_number
 from rlhf_jax.rewards.pool import pool
 
 WORK = "rlhf_jax.rewards.maths_work"
@@ -29,9 +29,9 @@ def maths(
 ) -> list[float | None]:
     r"""1.0 where the completion's final answer equals the row's in value, else 0.0.
 
-    `answers.final_answer` says what the final answer is. Numbers are compared here, exactly;
-    everything else by math-verify in processes that are killed when an answer takes too long,
-    which then scores 0 and leaves the others alone.
+    `answers.final_answer` says what the final answer is. Numbers and lists of numbers are compared
+    here, exactly; everything else by math-verify in processes that are killed when an answer takes
+    too long, which then scores 0 and leaves the others alone.
 
     Where scorers differ: 50\% equals 50 and also 0.5; x = 5 equals 5; intervals and tuples are
     ordered, sets and lists without brackets are not; 1,234 is 1234 and 1,2 is not 12; a word in
@@ -99,13 +99,16 @@ def quick_verdict(gold: str | None, answer: str | None) -> bool | str | None:
         return None
     if not answer or len(answer) > MAX_LENGTH:
         return False
+    if "=" not in gold:  # x = 5 says 5
+        answer = re.sub(r"^\s*[A-Za-z](?:\([A-Za-z]\))?\s*=", "", answer)
     if _plain(gold) == _plain(answer):
         return True
     if re.fullmatch(r"[A-Za-z]", gold):  # a choice or a single variable
-        return "hard" if "=" in answer else False
-    left, right = number(gold), number(answer)
-    if left is not None and right is not None:
-        return _numbers_equal(gold, left, answer, right)
+        return False
+    verdict = same_number(gold, answer)
+    verdict = same_list(gold, answer) if verdict is None else verdict
+    if verdict is not None:
+        return verdict
     undone = _UNDONE.search(answer) and not _UNDONE.search(gold)
     if undone or _is_prose(answer) or _is_boundless(answer):
         return False
@@ -131,49 +134,6 @@ def _is_prose(text: str) -> bool:
     bare = re.sub(r"\\[A-Za-z]+(\{[A-Za-z ]*\})?", " ", text)
     words = [word for word in re.findall(r"[A-Za-z]{2,}", bare) if word not in _KNOWN]
     return len(words) > 1 or any(len(word) > 3 for word in words)
-
-
-_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_NUMBER = re.compile(rf"([-+]?)\s*\$?\s*({_WHOLE}?)(?:\.(\d*))?(\s*\\?%)?")
-_FRACTION = re.compile(rf"([-+]?)\s*({_WHOLE})\s*/\s*({_WHOLE})")
-_LATEX_FRACTION = re.compile(
-    r"([-+]?)\s*\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|\s*(\d))\s*(?:\{\s*(\d+)\s*\}|\s*(\d))"
-)
-
-
-def number(text: str) -> Fraction | None:
-    r"""The value of 1,234.50, -7, .5, 3/4, \frac{3}{4}, \frac34, and 50\% (here 50); else None."""
-    text = text.strip().removesuffix(r"\%").removesuffix("%").rstrip()
-    found = _LATEX_FRACTION.fullmatch(text)
-    if found:
-        sign, *parts = found.groups()
-        top, bottom = [part for part in parts if part is not None]
-    else:
-        found = _FRACTION.fullmatch(text)
-        if found:
-            sign, top, bottom = found.groups()
-        else:
-            found = _NUMBER.fullmatch(text)
-            if not found or not (found.group(2) or found.group(3)):
-                return None
-            sign, whole, decimals = found.group(1), found.group(2), found.group(3) or ""
-            top, bottom = f"{whole}{decimals}", "1" + "0" * len(decimals)
-    top, bottom = (part.replace(",", "") for part in (top, bottom))
-    if max(len(top), len(bottom)) > 300 or int(bottom) == 0:
-        return None
-    value = Fraction(int(top), int(bottom))
-    return -value if sign == "-" else value
-
-
-def _numbers_equal(gold: str, left: Fraction, answer: str, right: Fraction) -> bool:
-    """Equal, or equal to six decimals where one of them is a rounded decimal."""
-    percent = gold.rstrip().endswith("%") != answer.rstrip().endswith("%")
-    rounded = any(len(re.sub(r"^[^.]*", "", text)) > 6 for text in (gold, answer))
-    slack = Fraction(5, 10**7) if rounded else 0
-    scales: tuple = (1,)
-    if percent:  # only the side with the sign may be read as hundredths
-        scales = (1, Fraction(1, 100)) if answer.rstrip().endswith("%") else (1, 100)
-    return any(abs(left - right * scale) <= slack for scale in scales)
 
 
 _UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![A-Za-z])")

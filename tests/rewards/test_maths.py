@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("math_verify")
 
 from rlhf_jax.rewards.compose import score_completions
-from rlhf_jax.rewards.maths import maths, multiple_choice, number, quick_verdict
+from rlhf_jax.rewards.maths import maths, multiple_choice, quick_verdict
+from rlhf_jax.rewards.numbers import list_of, number, same_list
 
 # It passes every quick look and keeps math-verify busy for minutes.
 HANGS = "1+" * 300 + r"\sin(\cos(\tan(x^{x^{x}})))^{99}(x+y+z+1)^{60}(x+y-z-1)^{60}"
@@ -146,6 +147,45 @@ def test_no_process_is_spent_on_numbers_out_of_bounds(answer):
 @pytest.mark.parametrize("answer", ["2^{2^{10}}", "e^{x^2}", "2^{2023}", "5!", "(x-1)^{10}"])
 def test_what_is_within_bounds_is_looked_at(answer):
     assert quick_verdict("17x", answer) == "hard"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("(1,2]", ("(]", ["1", "2"])),
+        (r"\left\{ 1, 2 \right\}", (r"\{\}", ["1", "2"])),
+        ("1, 2", ("", ["1", "2"])),
+        ("1,234", None),
+        ("(1,234)", None),
+        ("(5)", None),
+        ("[(1,2),(3,4)]", None),
+        ("f(x,y)", None),
+    ],
+)
+def test_lists_are_read(text, found):
+    assert list_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "same"),
+    [
+        ("(1,2)", "(1, 2.0)", True),
+        ("(1,2)", "(2,1)", False),
+        ("(1,2)", "(1,2,3)", False),
+        ("(1,2)", "[1,2]", None),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        (r"\{1,2\}", r"\{1,1,2\}", True),
+        (r"\{1,2\}", r"\{1,3\}", False),
+        ("1, 2", "2,1", True),
+        (r"(-\infty,3]", r"(-\infty, 3]", True),
+        (r"(-\infty,3]", r"(\infty,3]", False),
+        (r"(-\infty,3]", "(0,3]", False),
+        (r"(1,\sqrt2)", "(1,2)", None),
+        ("(a,b)", r"(\infty,1)", None),
+    ],
+)
+def test_lists_of_numbers_are_compared_exactly(gold, answer, same):
+    assert same_list(gold, answer) is same
 
 
 def test_multiple_choice():
