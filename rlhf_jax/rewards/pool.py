@@ -24,6 +24,7 @@ from rlhf_jax.rewards.sandbox import SCRATCH
 
 GRACE_SECONDS = 30.0  # what a worker has to notice that its runner is over time
 START_SECONDS = 300.0
+MOST_PROCESSES = 32  # a TPU host has hundreds of CPUs; each worker of maths takes 100 MB
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -162,7 +163,7 @@ def pool(
         cpu_seconds: limit of its CPU time, which does not depend on how busy the machine is.
             None: no limit.
         memory: bytes of address space of a runner. None: no limit.
-        processes: workers. None: one for each CPU.
+        processes: workers. None: one for each CPU, at most `MOST_PROCESSES`.
         **options: for the module's `enter`; JSON.
 
     Raises:
@@ -174,4 +175,6 @@ def pool(
             check_number(name, limit, low=0, open_low=True)
     if processes is not None:
         check_number("processes", processes, low=1)
-    return _pool(module, processes or num_cpus(), json.dumps({**limits, **options}))
+    return _pool(
+        module, processes or min(num_cpus(), MOST_PROCESSES), json.dumps({**limits, **options})
+    )

@@ -21,7 +21,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-MAX_ITEMS = 1_000_000  # taken from one iterator
+MAX_ITEMS = 100_000  # taken from one iterator
 
 
 class AnswerGone(BaseException):

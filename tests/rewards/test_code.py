@@ -4,6 +4,8 @@ import ast
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -196,6 +198,27 @@ def test_the_head_of_a_function_may_be_given():
     row = {**CUBE, "starter": 'def cube(x):\n    """The third power."""\n'}
     assert score("    return x**3", row) == 1 and score("    return x", row) == 0
     assert score("def cube(x):\n    return x**3", row) == 1
+
+
+REFUSED = """
+import errno, pyseccomp
+rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "unshare")  # as in a container
+rules.load()
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.rewards.code import code
+try:
+    code(["?"], ["x = 1"], [{"tests": "assert x == 1"}])
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_kernel_without_the_walls_is_refused_plainly():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", REFUSED], env=env, capture_output=True, text=True)
+    assert "unshare failed (Operation not permitted); code is only run where" in found.stdout
+    assert "--privileged" in found.stdout and "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("tests", [None, "", "   ", [], [1], 3, "def check(:"])

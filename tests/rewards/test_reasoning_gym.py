@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -69,6 +72,32 @@ def test_an_answer_that_is_evaluated_harms_nothing(tmp_path):
     )
     assert found.score_BC[:4].max() < 0.1 and found.score_BC[4, 0] == 1
     assert not mark.exists()
+
+
+REFUSED = """
+import errno, pyseccomp
+rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "unshare")
+rules.load()
+from rlhf_jax.data.reasoning_gym import reasoning_gym as tasks
+from rlhf_jax.errors import ConfigError
+from rlhf_jax.rewards.reasoning_gym import reasoning_gym
+for task in ("chain_sum", "countdown"):
+    row = tasks(task=task, train=1, held_out=1)[0][0]
+    try:
+        print(task, reasoning_gym(["?"], [row["answer"]], [row]))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_without_walls_only_scorers_that_evaluate_no_text_are_run():
+    pytest.importorskip("pyseccomp")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", REFUSED], env=env, capture_output=True, text=True)
+    first, second = found.stdout.splitlines()
+    assert first == "chain_sum [1.0]"
+    assert second.startswith("the scorer of countdown evaluates text: unshare failed")
 
 
 def test_rows_of_another_kind_are_not_scored():
