@@ -81,21 +81,19 @@ def score_completions(
     Args:
         rewards: the functions, C of them.
         weights: a finite factor for each; None: all 1.
-        prompts: B texts.
-        completions: B texts.
+        prompts, completions: B texts each.
         rows: B records of the dataset.
-        errors: what a failure is. "raise": the end. "skip": None for the row, counted as
-            reward_failures/NAME; a function that raises is called again row by row, so that the
-            others keep their scores.
+        errors: what a failure is. "raise": the end. "skip": None for the row, and counted; a
+            function that raises is called again row by row, so that others keep their scores.
 
     Returns:
-        the `Scores`. A row without any valid score gets advantage 0 and stays out of its group's
+        the `Scores`. A row without any valid one gets advantage 0 and stays out of its group's
         statistics.
 
     Raises:
-        ConfigError: no function, a weight too few or not finite; a function that returns
-            something other than a list or an array of one axis, or one of the wrong length; and
-            unless skipped NaN, an infinity, or not a number. It names the function and the row.
+        ConfigError: no function, a weight too few or not finite; a function that returns no list
+            or array of one axis, or one of the wrong length; and unless skipped NaN, an infinity,
+            or not a number. It names the function and the row.
         ValueError: the three lists differ in length.
         Whatever a reward function raises unless skipped, with a note of its name.
     """
@@ -110,28 +108,26 @@ def score_completions(
             f"{len(prompts)} prompts, {len(completions)} completions, {len(rows)} rows"
         )
     score_BC = np.zeros((len(prompts), len(rewards)), np.float32)
-    valid_BC = np.zeros((len(prompts), len(rewards)), bool)
+    valid_BC = np.zeros_like(score_BC, bool)
     names = reward_names(rewards)
     for weight, name in zip(weights, names, strict=True):
         check_number(f"weight of reward {name}", weight)
     asked = (list(prompts), list(completions), list(rows))
     numbers: dict[str, float] = {}
-    every = call_all(rewards, asked)
-    for c, (reward, name, weight) in enumerate(zip(rewards, names, weights, strict=True)):
-        found = every[c]
+    calls = zip(rewards, names, weights, call_all(rewards, asked), strict=True)
+    for c, (reward, name, weight, found) in enumerate(calls):
         scores, failures = _settled(reward, name, found, asked, errors)
         for b, score in enumerate(scores):
-            if score is None:
-                continue
             try:
-                score_BC[b, c] = _weighted(score, weight, f"reward {name}, row {b}")
-                valid_BC[b, c] = True
+                if score is not None:
+                    score_BC[b, c] = _weighted(score, weight, f"reward {name}, row {b}")
+                    valid_BC[b, c] = True
             except ConfigError:
                 if errors == "raise":
                     raise
                 failures += 1
-        counts = {**found.counts, **({"failures": failures} if failures else {})}
-        numbers[f"reward_seconds/{name}"] = found.seconds
+        counts = {"seconds": found.seconds, **found.counts}
+        counts |= {"failures": failures} if failures else {}
         numbers |= {f"reward_{what}/{name}": float(count) for what, count in counts.items()}
     return Scores(score_BC, valid_BC, numbers)
 

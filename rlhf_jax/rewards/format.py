@@ -136,7 +136,7 @@ def repetition_penalty(
 ) -> list[float | None]:
     """Minus the share of word n-grams that repeat an earlier one, in (−1, 0]: 1 − distinct / all.
 
-    In the manner of 2502.03373, section 4.3; 0 where there are fewer than `ngram` words.
+    In the manner of 2502.03373; 0 where there are fewer than `ngram` words.
     """
     check_number("ngram", ngram, low=1)
     scores: list[float | None] = []

@@ -57,21 +57,18 @@ def sql(
 ) -> list[float | None]:
     """1.0 where the completion's query gives the same table as a gold query, else 0.0.
 
-    Both are run on a database that SQLite's authorizer makes readable only. The rules:
-    rows are a multiset, or a list where the gold query has ORDER BY outside parentheses (then
-    ties must fall as in the gold result); repeated rows count; column names do not matter, and
-    under "any" neither does the columns' order, as in Spider's test suites (2010.02840, where
-    "given" would be the strict reading); numbers are equal within `tolerance` · max(1, |a|, |b|),
-    so 3 equals 3.0; text is equal to the letter, and NULL equals NULL alone. An empty gold result
-    is equal to any other of as many columns.
+    Both are run on a database that SQLite's authorizer makes readable only. The rules: rows are a
+    multiset, or a list where the gold query has ORDER BY outside parentheses (then ties must fall
+    as in the gold result); repeated rows count; column names do not matter, and under "any"
+    neither does the columns' order (as in the test suites of 2010.02840); numbers are equal within
+    `tolerance` · max(1, |a|, |b|), so 3 equals 3.0; text is equal to the letter, NULL to NULL
+    alone; an empty gold result equals any other of as many columns.
 
     Args:
         prompts, completions, rows: the contract of `rewards.compose`.
         folder: where the databases are.
-        database: the row's field with a file in it: a SQLite database, or a SQL script that
-            makes one.
-        query: the row's field with the gold query, or with several, cut at semicolons, each of
-            which is right.
+        database: the row's field with a file: a SQLite database, or a script that makes one.
+        query: the row's field with gold queries, cut at semicolons, each of which is right.
         columns: "any" or "given" order.
         tolerance: of numbers, in [0, 0.1].
         format_bonus: added where the completion has one ```sql block and no other. None: nothing.
@@ -96,31 +93,36 @@ def sql(
         steps=steps,
         max_rows=max_rows,
     )
-    items = []
-    for completion, row in zip(completions, rows, strict=True):
-        gold, base = row.get(query), row.get(database)
-        known = isinstance(gold, str) and isinstance(base, str) and gold.strip() and base
-        found = query_of(completion)
-        where = str(Path(folder, base)) if known else ""
-        items.append({"database": where, "gold": gold, "query": found} if known else None)
-    asked = [item for item in items if item and item["query"] is not None]
-    results = iter(workers.map(asked))
-    scores: list[float | None] = []
-    for item, completion in zip(items, completions, strict=True):
-        score = None
-        if item:
-            score = _score(next(results)) if item["query"] is not None else 0.0
-        if score is None:
-            note("unreadable_gold")
-        elif format_bonus is not None and is_formatted(completion):
-            score += format_bonus
-        scores.append(score)
-    return scores
+    items = [
+        _item(row.get(query), row.get(database), folder, completion)
+        for completion, row in zip(completions, rows, strict=True)
+    ]
+    results = iter(workers.map([item for item in items if item]))
+    return [
+        _score(next(results) if item else None, format_bonus, completion)
+        for item, completion in zip(items, completions, strict=True)
+    ]
 
 
-def _score(result: dict[str, Any]) -> float | None:
+def _item(gold: Any, database: Any, folder: str, completion: str) -> dict[str, Any] | None:
+    """What a worker runs; None for a row that has not what it takes."""
+    if not all(isinstance(text, str) and text.strip() for text in (gold, database)):
+        return None
+    return {
+        "database": str(Path(folder, database)),
+        "gold": gold,
+        "query": query_of(completion),
+    }
+
+
+def _score(
+    result: dict[str, Any] | None, format_bonus: float | None, completion: str
+) -> float | None:
+    if result is None or "broken" in result.get("value", {}):
+        note("unreadable_gold")
+        return None
     if "failed" in result:
         note("timeouts" if result["failed"] == "timeout" else "crashes")
-        return 0.0
-    verdict = result["value"]
-    return None if "broken" in verdict else float(verdict["right"])
+    right = "value" in result and result["value"]["right"]
+    bonus = format_bonus if format_bonus is not None and is_formatted(completion) else 0.0
+    return float(right) + bonus

@@ -45,7 +45,8 @@ def work(item: dict[str, Any]) -> dict[str, Any]:
     """{"right": bool, "error": ... or None}, or {"broken": why} where the gold is at fault.
 
     Args:
-        item: "database", a path; "gold", queries, each of them right; "query".
+        item: "database", a path; "gold", queries, each of them right; "query", or None where the
+            completion holds none.
     """
     try:
         base = opened(item["database"])
@@ -54,6 +55,8 @@ def work(item: dict[str, Any]) -> dict[str, Any]:
             raise BadGold("there is no gold query")
     except (BadGold, sqlite3.Error, OSError, ValueError) as error:
         return {"broken": f"{item['database']}: {error}"}
+    if item["query"] is None:
+        return {"right": False, "error": "no query"}
     try:
         answer = run_query(base, item["query"])
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:

@@ -120,9 +120,10 @@ def test_what_changes_reads_elsewhere_or_never_ends_scores_0(folder, query):
 def test_a_gold_query_that_fails_is_counted_and_not_scored(folder, database, gold):
     rows = [{"database": database, "query": gold}, {"database": "towns.sql", "query": "SELECT 1"}]
     reward = bind(sql, folder=folder)
-    found = score_completions([reward], None, ["?"] * 2, ["SELECT 1"] * 2, rows)
-    assert found.valid_BC[:, 0].tolist() == [False, True] and found.score_BC[1, 0] == 1
-    assert found.numbers["reward_unreadable_gold/sql"] == 1
+    for query, right in (("SELECT 1", 1), ("none", 0)):
+        found = score_completions([reward], None, ["?"] * 2, [query] * 2, rows)
+        assert found.valid_BC[:, 0].tolist() == [False, True] and found.score_BC[1, 0] == right
+        assert found.numbers["reward_unreadable_gold/sql"] == 1
 
 
 def test_the_bonus_for_the_format(folder):
