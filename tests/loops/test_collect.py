@@ -244,6 +244,28 @@ def test_several_scores_are_reported_apart():
     assert judged.scores().keys() == {"score_BC", "valid_BC"}
 
 
+def fails_on_5(prompts, completions, rows):
+    if any(text[-1] == "5" for text in completions):
+        raise RuntimeError("five")
+    return [1.0] * len(rows)
+
+
+def test_rows_that_a_function_fails_on_are_left_out_and_counted_over_all_draws():
+    draws = [["1591", "1111", "1111", "1111"], ["1511", "1151", "1111", "1111"]]
+    rewards = (bind(spelled_score), bind(fails_on_5))
+    _, judged, count = filled(draws, rewards=rewards, max_resample=2, reward_errors="skip")
+    assert count == 2
+    is_5 = np.array([text[-1] == "5" for text in judged.completions])
+    assert (judged.valid_BC[:, 1] == ~is_5).all() and judged.valid_BC[:, 0].all()
+    assert judged.means(rewards)["reward_failures/fails_on_5"] == 3
+    assert judged.seconds().keys() == {
+        "reward_seconds/spelled_score",
+        "reward_seconds/fails_on_5",
+    }
+    with pytest.raises(RuntimeError, match="five"):
+        filled(draws, rewards=rewards)
+
+
 class Noted:
     def __init__(self):
         self.visits = []
