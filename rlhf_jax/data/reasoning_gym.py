@@ -7,7 +7,7 @@ from typing import Any
 from rlhf_jax.errors import ConfigError, check_choice, check_number, require
 
 Row = dict[str, Any]
-MAX_TRIES = 50  # per row that is asked for
+MAX_TRIES = 20  # per row that is asked for
 
 
 def reasoning_gym(

@@ -286,5 +286,5 @@ def test_mbpp_tests_pass_on_what_they_expect_and_fail_on_one_other_value():
         {"starter": t["prompt"], "tests": t["test"], "entry_point": t["entry_point"]} for t in tasks
     ]
     assert code(["?"] * 397, [oracle(t) for t in tasks], rows) == [1.0] * 397
-    wrong = [oracle(t, wrong=True) for t in tasks[::5]]
-    assert code(["?"] * len(wrong), wrong, rows[::5]) == [0.0] * len(wrong)
+    wrong = [oracle(t, wrong=True) for t in tasks[::20]]
+    assert code(["?"] * len(wrong), wrong, rows[::20]) == [0.0] * len(wrong)
