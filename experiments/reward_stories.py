@@ -1,7 +1,15 @@
 """A reward model (2203.02155, section 3.5) of the sentiment of stories, from a noisy judge.
 
-python -m experiments.sample_stories --sampling.num-samples 16 --out runs/sample_stories_16
-python -m experiments.reward_stories --model ../shared/models/stories260K/hf
+    python -m experiments.sample_stories --model ../shared/models/stories260K/hf
+    python -m experiments.reward_stories --model ../shared/models/stories260K/hf
+
+The judge ranks eight continuations of an opening by VADER score and noise (Plackett–Luce, τ = .05,
+so each pair is Bradley–Terry); openings are held out whole. Number to reach: accuracy ≥ .75 on
+held-out pairs as the judge ordered them; .795 at seed 0, where the true scores themselves reach
+.892 (the Bayes rate of these labels) and length alone .498. Under ten minutes on two CPU cores
+(230 seconds of processor time). Rankings of four (`--rankings.sides 4 --batch-rows 16`) see the
+same completions in fewer pairs and learn a little more slowly: .742 against .760 after 100 steps,
+.781 against .782 after 200.
 """
 
 from experiments import grpo_stories, sample_stories
