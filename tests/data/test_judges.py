@@ -1,5 +1,6 @@
 """Noisy rankings, true scores and lengths: labels, and what they can tell."""
 
+import json
 import math
 from itertools import combinations
 
@@ -11,6 +12,7 @@ from rlhf_jax.data.judges import (
     length_leads,
     length_rule_accuracy,
     noisy_rankings,
+    sampled_noisy_rankings,
     true_score_accuracy,
 )
 from rlhf_jax.data.rankings import RankedSet
@@ -95,3 +97,27 @@ def test_length_alone():
     assert length_rule_accuracy(train, lengths((8, 5), (5, 8), (5, 6), (6, 5))) == 0.5
     shorter = lengths((2, 3), (2, 9), (1, 5))
     assert length_rule_accuracy(shorter, lengths((2, 9), (9, 2), (1, 5))) == pytest.approx(2 / 3)
+
+
+def test_rankings_of_a_folder_of_samples(tmp_path):
+    rows = [
+        {
+            "prompt": f"{i}",
+            "completions": list("abcd"),
+            "completion_ids": [[3], [4], [5], [6]],
+            "scores": [0.0, 10.0, 20.0, None],
+            "ended": [True] * 4,
+        }
+        for i in range(9)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = dict(samples=str(tmp_path), temperature=0.01, held_out=3)
+    parts = {part: sampled_noisy_rankings(part=part, **options) for part in ("train", "held_out")}
+    assert {part: len(rows) for part, rows in parts.items()} == {"train": 6, "held_out": 3}
+    prompts = {part: {row["prompt"] for row in rows} for part, rows in parts.items()}
+    assert not prompts["train"] & prompts["held_out"]
+    assert parts["train"][0]["ranks"] == [2, 1, 0]
+    pairs = sampled_noisy_rankings(part="train", pairs=True, **options)
+    assert len(pairs) == 18 and pairs[0]["chosen_score"] > pairs[0]["rejected_score"]
+    twos = sampled_noisy_rankings(part="train", sides=2, **options)
+    assert [row["completions"] for row in twos] == [["a", "b"]] * 6
