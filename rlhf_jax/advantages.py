@@ -58,6 +58,8 @@ def gae_advantages(
         advantage_BT; the critic's target is V_t + Â_t.
     """
     chex.assert_equal_shape([reward_BT, value_BT, mask_BT])
+    # whole numbers would cut the values down to whole ones
+    reward_BT = reward_BT.astype(jnp.promote_types(reward_BT.dtype, jnp.float32))
 
     def back(carry, column):
         next_value_B, advantage_B = carry
@@ -79,7 +81,7 @@ def gae_advantages(
 
 def discounted_returns(reward_BT: Array, mask_BT: Array, *, gamma: float) -> Array:
     """G_t = Σ_{l≥0} γ^l r_{t+l} over the counted tokens: GAE with no values and λ = 1."""
-    return gae_advantages(reward_BT, jnp.zeros_like(reward_BT), mask_BT, gamma=gamma, lam=1.0)
+    return gae_advantages(reward_BT, jnp.zeros(reward_BT.shape), mask_BT, gamma=gamma, lam=1.0)
 
 
 def scored_rows(scored: Scored) -> Array:

@@ -1,6 +1,8 @@
 """Statistics of groups that are told by id: rows of a group may lie anywhere and differ in number.
 
-`group_B` holds ids in [0, B). Statistics are segment sums with B segments, so shapes stay static.
+`group_B` holds ids in [0, B). Statistics are segment sums with B segments, so shapes stay static; a
+valid entry under any other id (a dataset's own numbers, say) becomes NaN, which no run overlooks.
+Whole numbers and half precision are computed in float32.
 Entries that are all equal within their group give exactly 0 (a float32 mean leaves a residue that
 a small standard deviation would blow up), and so does a group with one entry. What is not valid is
 left out of the statistics, whatever it holds, and gets 0.
@@ -49,7 +51,7 @@ def group_normalise_entries(
         group_B, ddof, eps: as in `group_normalise`.
     """
     centred_BT = _centred(x_BT, valid_BT, group_B)
-    count_B = _per_group(jnp.sum(valid_BT, axis=1, dtype=x_BT.dtype), group_B)
+    count_B = _per_group(jnp.sum(valid_BT, axis=1, dtype=centred_BT.dtype), group_B)
     squares_B = _per_group(jnp.sum(centred_BT**2, axis=1), group_B)
     std_B = jnp.sqrt(squares_B / jnp.maximum(count_B - ddof, 1.0))
     # Where the deviations are exactly 0 (equal group, nothing valid) divide by 1, not by 0.
@@ -68,7 +70,7 @@ def group_leave_one_out(score_B: Array, group_B: Array, *, valid_B: Array | None
     Arguments and rules as in `group_normalise`; a group of one has no others and gives 0.
     """
     centred_B = group_centred(score_B, group_B, valid_B=valid_B)
-    count_B = _per_group(_all_valid(score_B, valid_B).astype(score_B.dtype), group_B)
+    count_B = _per_group(_all_valid(score_B, valid_B).astype(centred_B.dtype), group_B)
     return centred_B * count_B / jnp.maximum(count_B - 1.0, 1.0)
 
 
@@ -85,7 +87,7 @@ def group_leave_one_out_normalised(
     """
     valid_B = _all_valid(score_B, valid_B)
     centred_B = group_centred(score_B, group_B, valid_B=valid_B)
-    count_B = _per_group(valid_B.astype(score_B.dtype), group_B)
+    count_B = _per_group(valid_B.astype(centred_B.dtype), group_B)
     ratio_B = count_B / jnp.maximum(count_B - 1.0, 1.0)
     squares_B = _per_group(centred_B**2, group_B) - centred_B**2 * ratio_B
     std_B = jnp.sqrt(jnp.maximum(squares_B, 0.0) / jnp.maximum(count_B - 1.0 - ddof, 1.0))
@@ -124,12 +126,16 @@ def _range(x_BT, valid_BT, group_B):
 
 
 def _centred(x_BT, valid_BT, group_B):
+    x_BT = x_BT.astype(jnp.promote_types(x_BT.dtype, jnp.float32))
+    valid_BT = valid_BT.astype(bool)
     clean_BT = jnp.where(valid_BT, x_BT, 0)
     count_B = _per_group(jnp.sum(valid_BT, axis=1, dtype=x_BT.dtype), group_B)
     mean_B = _per_group(jnp.sum(clean_BT, axis=1), group_B) / jnp.maximum(count_B, 1.0)
     low_B, high_B = _range(x_BT, valid_BT, group_B)
     counts_BT = valid_BT & (high_B > low_B)[:, None]
-    return jnp.where(counts_BT, clean_BT - mean_B[:, None], 0)
+    centred_BT = jnp.where(counts_BT, clean_BT - mean_B[:, None], 0)
+    known_B = (group_B >= 0) & (group_B < x_BT.shape[0])
+    return jnp.where(valid_BT & ~known_B[:, None], jnp.nan, centred_BT)
 
 
 def _per_group(x_B, group_B):
