@@ -86,7 +86,7 @@ def label_metrics(
         metrics["sampler_gap"] = masked_mean(gap_BT, mask_BT & ~jnp.isnan(gap_BT))
     if correction_BT is not None:
         metrics["correction"] = masked_mean(correction_BT, mask_BT)
-        used_BT = final_BT & (correction_BT > 0)
+        used_BT = final_BT.astype(bool) & (correction_BT > 0)
         metrics["unused"] = masked_mean((~used_BT).astype(jnp.float32), mask_BT)
         if scored.logp_sampler_BT is not None:
             lost_BT = mask_BT & jnp.isnan(scored.logp_sampler_BT)

@@ -98,6 +98,7 @@ def unpaired_labels(
     Raises:
         ConfigError: what the statistic reads is None, or `needs_other` in a batch of one row.
     """
+    desirable_B = jnp.asarray(desirable_B).astype(bool)
     rows = desirable_B.shape[0]
     weight_B = jnp.full(rows, 1.0 / rows, jnp.float32)
     statistic_B = None
@@ -139,6 +140,7 @@ def unpaired_loss(
     Raises:
         ConfigError: the loss reads a statistic and the labels hold none.
     """
+    desirable_B = jnp.asarray(desirable_B).astype(bool)  # ~1 of a whole number is −2, and true
     logp_B = logp_B.astype(jnp.float32)
     logp_ref_B = lax.stop_gradient(logp_ref_B.astype(jnp.float32))
     inputs = (logp_B, logp_ref_B, desirable_B)

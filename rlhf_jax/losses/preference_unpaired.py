@@ -73,6 +73,7 @@ def class_shift(ratio_B: Array, other_ratio_B: None, desirable_B: Array, weight_
     (2404.04656, section 4.) Each class counts half, however many rows it has; TRL pools the rows.
     A class that the batch lacks is left out. Not lagged: see `preference_anchored.reward_shift`.
     """
+    desirable_B = desirable_B.astype(bool)  # ~1 of a whole number is −2, and true
     means, present = [], []
     for class_B in (desirable_B, ~desirable_B):
         of_class_B = jnp.where(class_B, weight_B, 0)
