@@ -134,7 +134,10 @@ def pair_labels(
             f"loss={objective.loss} compares ranks over the batch: all pairs weigh the same; "
             "drop the weights"
         )
-    weight_B = weight_B / jnp.maximum(jnp.sum(weight_B), 1e-9)
+    # by the largest first: neither does a sum overflow nor is a small one taken for nothing
+    largest = jnp.max(weight_B, initial=0.0)
+    weight_B = weight_B / jnp.where(largest > 0, largest, 1.0)
+    weight_B = weight_B / jnp.maximum(jnp.sum(weight_B), 1.0)
     nll_weight_B = None
     if objective.nll is not None:
         nll_weight_B = objective.nll.reduce(length_BS[:, 0], weight_B)
