@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import sys
 from collections.abc import Iterable
 
 
@@ -47,7 +48,8 @@ def check_number(
 ) -> None:
     """Refuse a number that is not finite or outside [low, high] (or the open end asked for)."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not -math.inf < value < math.inf:
+    largest = sys.float_info.max  # a whole number may be beyond every float
+    if not is_number or not -largest <= value <= largest:
         raise ConfigError(f"{where}={value!r} is not a finite number")
     below = value <= low if open_low else value < low
     above = value >= high if open_high else value > high

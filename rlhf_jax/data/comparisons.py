@@ -35,7 +35,8 @@ def read_samples(path: str | Path) -> list[Row]:
     """Sample rows of a folder that `loops.sampling` filled, or of one such file.
 
     Raises:
-        ConfigError: nothing was drawn there, a damaged line, or lists of different lengths.
+        ConfigError: nothing was drawn there, a damaged line, lists of different lengths, a score
+            that is no finite number (nor None), or a completion that is no text.
     """
     path = Path(path)
     if not path.exists():
@@ -54,6 +55,12 @@ def read_samples(path: str | Path) -> list[Row]:
                     f"{file}: row {number} has {len(row['completions'])} completions, but "
                     f"{len(row[name])} {name}"
                 )
+        for g, (text, score) in enumerate(zip(row["completions"], row["scores"], strict=True)):
+            where = f"{file}: row {number}, completion {g}"
+            if not isinstance(text, str):
+                raise ConfigError(f"{where} is {text!r}, not a string")
+            if score is not None:
+                check_number(f"{where}: score", score)
     return rows
 
 
@@ -130,6 +137,7 @@ def bt_pairs(
         rows {"prompt", "chosen", "rejected"} with ids, "chosen_score" and "rejected_score".
     """
     check_number("temperature", temperature, low=0, open_low=True)
+    check_number("seed", seed, low=0)
     if pairs_per_prompt is not None:
         check_number("pairs_per_prompt", pairs_per_prompt, low=1)
     pairs = []

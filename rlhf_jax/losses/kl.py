@@ -158,7 +158,12 @@ def placement_advice(kl: KL, place: str) -> str | None:
     part = "gradient" if place == "loss" else "value"
     fn = kl.estimator
     while isinstance(fn, Bound):
-        fn = fn.kw[part] if fn.fn is with_gradient else fn.fn
+        if fn.fn is not with_gradient:
+            fn = fn.fn
+        elif {"value", "gradient"} <= fn.kw.keys():
+            fn = fn.kw[part]
+        else:
+            raise ConfigError(f"{fn}: with_gradient takes both, value=... and gradient=...")
     if place == "loss" and fn is k1 and kl.ratio is None:
         return (
             "loss_kl=k1 pulls nowhere: its expected gradient is 0; use k2 or k3, or "

@@ -19,6 +19,8 @@ import numpy as np
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.rewards.calls import Called, call_all, called
 
+_LARGEST = 1e15  # of a score times its weight
+
 
 def reward_names(rewards: Sequence[Callable]) -> list[str]:
     """A short name for each, as tables and metrics show it; equal names are numbered."""
@@ -177,7 +179,10 @@ def score_steps(
     steps: list[list[tuple[int, float]]] = []
     for b, (row, completion) in enumerate(zip(found, completions, strict=True)):
         where = f"process reward {name}, row {b}"
-        steps.append(_checked_steps(row or [], len(completion), where))
+        row = [] if row is None else row
+        if not isinstance(row, (list, tuple)):
+            raise ConfigError(f"{where} is {row!r}, not a list of (end, score), or None")
+        steps.append(_checked_steps(row, len(completion), where))
     return steps
 
 
@@ -234,7 +239,10 @@ def _weighted(score: Any, weight: float, where: str) -> float:
         ) from None
     if number is None:
         raise ConfigError(f"{where}: {score!r} is not a number; None means: does not apply")
-    # also a finite float64 that float32 cannot hold
-    if not abs(weight * number) <= float(np.finfo(np.float32).max):
-        raise ConfigError(f"{where}: the score is {number}; None means: does not apply")
+    # beyond it the squares of a group's deviations overflow in float32, and advantages become 0
+    if not abs(weight * number) <= _LARGEST:
+        raise ConfigError(
+            f"{where}: the score is {number}, not a number within ±{_LARGEST:g}; None means: does "
+            "not apply"
+        )
     return weight * number

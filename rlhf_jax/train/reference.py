@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.parallel.multihost import barrier, is_first_process, to_host
 
 _LAYOUT = 1  # one more whenever what is computed or stored changes
@@ -36,6 +37,9 @@ def cached_logprobs(
         folder: made if missing.
         key: JSON values that tell model, data and arithmetic apart.
         compute: the arrays, float32, whole on every process.
+
+    Raises:
+        ConfigError: the folder cannot be written.
     """
     record = json.dumps({"layout": _LAYOUT, **key}, sort_keys=True)
     file = Path(folder) / f"{hashlib.sha256(record.encode()).hexdigest()[:16]}.npz"
@@ -45,7 +49,10 @@ def cached_logprobs(
         return found
     arrays = [np.asarray(x, np.float32) for x in compute()]
     if is_first_process():
-        _write(file, record, arrays)
+        try:
+            _write(file, record, arrays)
+        except OSError as error:
+            raise ConfigError(f"reference_cache={folder} cannot be written: {error}") from None
     barrier(f"reference {file.name}")
     return arrays
 
@@ -69,7 +76,8 @@ def _read(file: Path, record: str) -> list[np.ndarray] | None:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
             arrays = [stored[f"arr_{i}"] for i in range(len(stored.files) - 2)]
             whole = str(stored["digest"]) == _digest(record, arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    # RuntimeError: a flipped bit may say "encrypted", or name another compression
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         whole, arrays = False, None
         logging.getLogger(__name__).debug("%s: %s", file, error)
     if not whole:
