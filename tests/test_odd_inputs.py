@@ -63,7 +63,7 @@ def test_labels_of_0_and_1_are_labels():
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e38])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e30])
 def test_the_scale_of_pair_weights_does_not_matter(scale):
     labels = pair_labels(dpo(), jnp.ones((2, 2), int), weight_B=jnp.array([1.0, 3.0]) * scale)
     np.testing.assert_allclose(labels.weight_B, [0.25, 0.75], rtol=1e-6)
