@@ -1,5 +1,8 @@
-"""CISPO (2506.13585), which has no KL term: `grpo_stories` with another objective, and two updates
-a rollout, so that there are importance weights to clip.
+"""CISPO (2506.13585): `grpo_stories` with another objective, and two updates a rollout, so that
+there are importance weights to clip.
+
+The paper has no KL term, and without one this score is gamed: sixty steps end at VADER .99 and
+436 nats, in "friend friend friend …" (seed 0). So the KL of `grpo_stories` is added.
 
     python -m experiments.cispo_stories --model ../shared/models/stories260K/hf
 """
@@ -15,7 +18,7 @@ CONFIG = replace(
     grpo_stories.CONFIG,
     out="runs/cispo_stories",
     num_steps=60,
-    objective=cispo(),
+    objective=replace(cispo(), loss_kl=grpo_stories.CONFIG.objective.loss_kl),
     minibatch_rows=64,
 )
 
