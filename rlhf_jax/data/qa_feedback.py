@@ -1,6 +1,6 @@
 """Human preferences between answers to questions: qa_feedback of Fine-Grained RLHF (2306.01693).
 
-A JSON list of {"question", "prediction 1" … "prediction 4", "preference": six numbers, …}: the pairs
+A JSON list of {"question", "prediction 1" … "prediction 4", "preference": six numbers, …}: pairs
 (1,2), (1,3), (1,4), (2,3), (2,4), (3,4), each 0 (tie), 1 (the first is better) or 2. In this order,
 which the file does not state, the 3,000 judgements of the published 500 questions hold no cycle; in
 all but it and its reverse they hold dozens.
