@@ -16,13 +16,13 @@ GRPO = grpo_stories.CONFIG
 CONFIG = OnlinePreferenceConfig(
     out="runs/online_dpo_stories",
     model=GRPO.model,
-    objective=dpo(beta=0.1),
+    objective=dpo(beta=0.3),
     prompts=GRPO.prompts,
     rewards=GRPO.rewards,
-    num_steps=80,
+    num_steps=40,
     num_prompts=32,
     sampling=replace(GRPO.sampling, num_samples=2),
-    optim=OptimConfig(learning_rate=3e-4, warmup_updates=10),
+    optim=OptimConfig(learning_rate=2e-4, warmup_updates=10, schedule="linear"),
     evaluation=replace(GRPO.evaluation, every=20),
 )
 

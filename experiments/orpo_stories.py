@@ -15,8 +15,8 @@ from rlhf_jax.train.optim import OptimConfig
 CONFIG = replace(
     dpo_stories.CONFIG,
     out="runs/orpo_stories",
-    objective=orpo(beta=0.5),
-    optim=OptimConfig(learning_rate=1e-3, warmup_updates=10, schedule="linear"),
+    objective=orpo(beta=5.0),
+    optim=OptimConfig(learning_rate=3e-4, warmup_updates=10, schedule="linear"),
 )
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ CONFIG = replace(
     dpo_stories.CONFIG,
     out="runs/simpo_stories",
     objective=simpo(beta=2.0, margin=1.0),
-    optim=OptimConfig(learning_rate=3e-4, warmup_updates=10, schedule="linear"),
+    optim=OptimConfig(learning_rate=2e-4, warmup_updates=10, schedule="linear"),
 )
 
 if __name__ == "__main__":

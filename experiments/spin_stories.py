@@ -78,10 +78,11 @@ DPO = replace(
     dpo_stories.CONFIG,
     out="",
     model="",
-    objective=spin(lam=0.1),
+    objective=spin(lam=1.0),
     preferences=bind(pairs, samples="", **DATA),
     held_out=None,
-    num_steps=15,
+    num_steps=12,
+    optim=replace(dpo_stories.CONFIG.optim, learning_rate=1e-4, warmup_updates=4),
 )
 
 
