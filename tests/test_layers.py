@@ -107,3 +107,9 @@ def test_the_walk_sees_a_bad_import(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from rlhf_jax.loops import online\n    import optax\n")
     assert imported(bad) == ["rlhf_jax.loops.online", "optax"]
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest tells modules by their basename: two of one name stop the whole run."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
