@@ -33,6 +33,8 @@ setup(
         "tensorflow-datasets>=4.9.9",
         "importlib_resources",  # tensorflow-datasets imports it without declaring it
         "grain>=0.2.12",
+        "pyarrow>=18",
+        "jinja2>=3.1",  # chat templates; transformers imports it without declaring it
         "tyro>=0.9.30",
         "rich>=13.7",
         "matplotlib>=3.9",

@@ -18,14 +18,13 @@ from experiments.launch import launch
 from rlhf_jax.algorithms.dpo import spin
 from rlhf_jax.bind import bind
 from rlhf_jax.data.comparisons import read_samples
-from rlhf_jax.data.demonstrations import encode_after
 from rlhf_jax.data.spin import spin_pairs
 from rlhf_jax.data.stories import story_continuations, story_openings
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.loops import preference, sampling
 from rlhf_jax.loops.answers import answer_from_folder
 from rlhf_jax.loops.run import begin_anew
-from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.tokenizer import Tokenizer, encode_after
 from rlhf_jax.report.run_folder import RunFolder
 from rlhf_jax.rewards.sentiment import vader
 from rlhf_jax.types import replace

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.data.mixture import Shares
+from rlhf_jax.errors import ConfigError, check_divides, check_number
 
 
 def shuffled_batches(
-    num_rows: int, batch_rows: int, seed: int, take: Callable[[np.ndarray], Any]
+    num_rows: int,
+    batch_rows: int,
+    seed: int,
+    take: Callable[[np.ndarray], Any],
+    *,
+    shares: Shares | None = None,
 ) -> grain.MapDataset:
     """An endless sequence of batches; `batches[step]` costs the same at any step.
 
@@ -28,6 +38,9 @@ def shuffled_batches(
         batch_rows: rows of a batch, at most `num_rows`.
         seed: order of every epoch.
         take: row numbers [batch_rows] -> the batch.
+        shares: of the datasets in a mixture: each is shuffled by itself, and every batch holds as
+            many rows of each as `Shares.rows_of` says, one dataset after the other. An epoch of
+            one may end while another's goes on.
 
     Raises:
         ConfigError: a batch does not fit into the dataset, or the seed is negative.
@@ -38,11 +51,73 @@ def shuffled_batches(
             f"a batch of {batch_rows} rows cannot be drawn without repeats from {num_rows}; "
             f"choose 1 to {num_rows}"
         )
+    if shares is None:
+        return _shuffled(num_rows, batch_rows, seed, 0).map(take)
+    counts = shares.rows_of(batch_rows)
+    parts = [
+        _shuffled(len(member), count, seed, part)
+        for part, (member, count) in enumerate(zip(shares.members, counts, strict=True))
+    ]
+
+    def join(step: int) -> Any:
+        chosen = [member[rows[step]] for member, rows in zip(shares.members, parts, strict=True)]
+        return take(np.concatenate(chosen))
+
+    return grain.MapDataset.range(1).repeat().map_with_index(lambda step, _: join(step))
+
+
+def _shuffled(num_rows: int, batch_rows: int, seed: int, part: int) -> grain.MapDataset:
+    """Row numbers [batch_rows] of every step."""
     # grain gives epoch e the seed s + e: plain seeds 0 and 1 would share all but one epoch
-    spread = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    state = np.random.SeedSequence(seed).generate_state(part + 1)
     whole = num_rows // batch_rows * batch_rows
-    rows = grain.MapDataset.range(num_rows).shuffle(spread).slice(slice(0, whole)).repeat()
-    return rows.batch(batch_rows).map(take)
+    rows = grain.MapDataset.range(num_rows).shuffle(int(state[part]))
+    return rows.slice(slice(0, whole)).repeat().batch(batch_rows)
+
+
+@contextmanager
+def ahead(batches: Sequence[Any], first: int) -> Iterator[Iterator[Any]]:
+    """`batches[first]`, `batches[first + 1]`, …, each made while the one before is worked on.
+
+    The position is the step: an iterator begun at `first` gives what one begun at 0 gives there.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as pool:
+
+        def feed():
+            coming = pool.submit(batches.__getitem__, first)
+            for step in itertools.count(first + 1):
+                batch = coming.result()
+                if step < len(batches):
+                    coming = pool.submit(batches.__getitem__, step)
+                yield batch
+                if step >= len(batches):
+                    return
+
+        yield feed()
+
+
+def rows_of_host(batch: Any, host: int, hosts: int) -> Any:
+    """One host's rows of a batch, the host-th of equal parts of every array.
+
+    The order of rows is that of the whole batch, made alike on every host: how many there are
+    changes who holds a row, never which step it is in.
+
+    Args:
+        batch: record of arrays that lead with B.
+        host: its number, from 0.
+        hosts: how many there are.
+
+    Raises:
+        ConfigError: `hosts` does not divide B, or there is no such host.
+    """
+    check_number("host", host, low=0, high=hosts - 1)
+
+    def part(x):
+        check_divides("rows of a batch", len(x), "hosts", hosts)
+        size = len(x) // hosts
+        return x[host * size : (host + 1) * size]
+
+    return jax.tree.map(part, batch)
 
 
 def batches_in_order(

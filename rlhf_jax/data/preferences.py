@@ -6,42 +6,23 @@ Tokenised as demonstrations are; ids that a sampler drew are taken as they are (
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
-import grain
 import numpy as np
 
-from rlhf_jax.data.demonstrations import encode_row, fit_sides
-from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
-from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
-from rlhf_jax.data.padding import pad_right
+from rlhf_jax.data.encode import encode_row
+from rlhf_jax.data.order import fingerprint
+from rlhf_jax.data.padding import fit_sides, pad_right
 from rlhf_jax.data.prompts import read_jsonl
-from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.data.rows import Kept, TokenRows, fit_rows
+from rlhf_jax.data.texts import split_rendered
+from rlhf_jax.errors import check_number
 from rlhf_jax.types import PreferenceBatch, replace
 
 Row = dict[str, Any]
 SIDES = ("chosen", "rejected")
-
-
-def split_rendered(*texts: str, prompt: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The prompt that whole dialogues share, and what each has after it.
-
-    A chat template may render a prompt alone otherwise than at the head of a dialogue (with an
-    open thought, say), so a prompt's length says nothing of where a completion begins: what all
-    texts begin with is the prompt, one and the same for every side.
-
-    Args:
-        texts: prompt and completion as one text each.
-        prompt: rendered alone, if known; the shared beginning is no longer than it.
-    """
-    every = [*texts, *([] if prompt is None else [prompt])]
-    least, most = min(every), max(every)  # what these two share, all between them share too
-    agree = (a == b for a, b in zip(least, most, strict=False))
-    shared = least[: sum(takewhile(bool, agree))]
-    return shared, tuple(text[len(shared) :] for text in texts)
 
 
 def jsonl_pairs(*, path: str, rendered: bool = False) -> list[Row]:
@@ -66,7 +47,7 @@ def jsonl_pairs(*, path: str, rendered: bool = False) -> list[Row]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceSet:
+class PreferenceSet(TokenRows):
     """Tokenised pairs of at most `max_tokens` a side. Make one with `from_rows`.
 
     `completions` are (chosen, rejected). `num_identical` pairs have two sides of the same ids:
@@ -78,9 +59,6 @@ class PreferenceSet:
     completions: list[list[list[int]]]
     weights: list[float] | None
     max_tokens: int
-    pad_id: int
-    num_dropped: int
-    num_cut: int
     num_identical: int
     logp_ref_BS: np.ndarray | None = None
 
@@ -112,23 +90,21 @@ class PreferenceSet:
             ConfigError: no rows, a text or weight missing or of another type, an empty prompt, a
                 pair too long under "error", or no pair left.
         """
-        kept, dropped, cut = read_rows(rows, SIDES, tokenizer, max_tokens, over_long, name)
+        kept = read_rows(rows, SIDES, tokenizer, max_tokens, over_long, name)
         weights = _weights(rows, name)
-        identical = sum(sides[0] == sides[1] for _, _, sides in kept)
+        identical = sum(sides[0] == sides[1] for _, sides in kept.items)
         if identical:
             logging.getLogger(__name__).warning(
                 "%s: %d of %d pairs have a chosen and a rejected side that are the same: "
                 "they teach nothing",
-                *(name, identical, len(kept)),
+                *(name, identical, len(kept.items)),
             )
         return cls(
-            prompts=[prompt for _, prompt, _ in kept],
-            completions=[sides for _, _, sides in kept],
-            weights=weights and [weights[number] for number, _, _ in kept],
+            prompts=[prompt for prompt, _ in kept.items],
+            completions=[sides for _, sides in kept.items],
+            weights=weights and [weights[number] for number in kept.numbers],
             max_tokens=max_tokens,
-            pad_id=tokenizer.pad_id,
-            num_dropped=dropped,
-            num_cut=cut,
+            **kept.options(tokenizer.pad_id),
             num_identical=identical,
         )
 
@@ -165,14 +141,6 @@ class PreferenceSet:
             weight_B=weights,
         )
 
-    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
-        """`batches(B, seed)[step]` is the step's `PreferenceBatch`; rules: `shuffled_batches`."""
-        return shuffled_batches(len(self), num_rows, seed, self.take)
-
-    def in_order(self, num_rows: int) -> Iterator[tuple[PreferenceBatch, np.ndarray]]:
-        """Every pair once: (batch, weight_B); rules: `batches_in_order`."""
-        return batches_in_order(len(self), num_rows, self.take)
-
 
 def read_rows(
     rows: Sequence[Row],
@@ -181,31 +149,21 @@ def read_rows(
     max_tokens: int,
     over_long: str,
     name: str,
-) -> tuple[list[tuple[int, list[int], list[list[int]]]], int, int]:
-    """[(row number, prompt ids, ids under each field)], how many rows were dropped, and cut.
+) -> Kept:
+    """Items (prompt ids, ids of each field) of the rows that fit.
 
-    Args and errors: see `PreferenceSet.from_rows`; `fields` share the row's prompt.
+    Raises:
+        ConfigError: as `fit_rows` and `encode_row`.
     """
-    check_choice("over_long", over_long, OVER_LONG)
-    check_number("max_tokens", max_tokens, low=2)
-    if not rows:
-        raise ConfigError(f"{name}: there are no rows")
-    kept, cut = [], 0
-    for number, row in enumerate(rows):
-        prompt, sides = encode_row(row, tokenizer, f"{name}: row {number}", fields)
-        length = len(prompt) + max(map(len, sides))
-        if length > max_tokens:
-            if over_long == "error":
-                raise too_long(name, number, length, "max_tokens", max_tokens)
-            if over_long == "drop":
-                continue
-            fitted = fit_sides(prompt, sides, max_tokens, over_long)
-            if fitted is None:
-                continue
-            cut, (prompt, sides) = cut + 1, fitted
-        kept.append((number, prompt, sides))
-    tell_lengths(name, len(rows), len(rows) - len(kept), cut, max_tokens)
-    return kept, len(rows) - len(kept), cut
+    return fit_rows(
+        rows,
+        lambda row, where: encode_row(row, tokenizer, where, fields),
+        lambda item: len(item[0]) + max(map(len, item[1])),
+        lambda item, side: fit_sides(*item, max_tokens, side),
+        limit=max_tokens,
+        over_long=over_long,
+        name=name,
+    )
 
 
 def _weights(rows: Sequence[Row], name: str) -> list[float] | None:

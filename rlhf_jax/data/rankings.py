@@ -5,16 +5,17 @@ Tokenised as `models.reward` says, from the texts alone: as the trained model wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grain
 import numpy as np
 
 from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
-from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
+from rlhf_jax.data.mixture import Shares
+from rlhf_jax.data.order import fingerprint
 from rlhf_jax.data.padding import pad_right
+from rlhf_jax.data.rows import TokenRows
 from rlhf_jax.data.texts import check_encodable
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.models.reward import cut_judged, encode_judged
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedSet:
+class RankedSet(TokenRows):
     """Tokenised completions of at most `max_tokens`, ranked by prompt. Make one with `from_rows`.
 
     `ids[i][s]` is prompt and completion s of prompt i, `ranks[i][s]` its rank (lower is better),
@@ -36,9 +37,6 @@ class RankedSet:
     margins: list[Any] | None
     sides: int
     max_tokens: int
-    pad_id: int
-    num_dropped: int
-    num_cut: int
 
     @classmethod
     def from_rows(
@@ -76,7 +74,7 @@ class RankedSet:
         if not rows:
             raise ConfigError(f"{name}: there are no rows")
         with_margin = any("margin" in row for row in rows)
-        ids, ranks, margins, num_cut = [], [], [], 0
+        ids, ranks, margins, numbers, num_cut = [], [], [], [], 0
         for number, row in enumerate(rows):
             where = f"{name}: row {number}"
             completions, order = read_ranking(row, where)
@@ -85,6 +83,7 @@ class RankedSet:
             left = [s for s, side in enumerate(kept) if side is not None]
             if len(left) >= 2:
                 num_cut += cut
+                numbers.append(number)
                 ids.append([kept[s] for s in left])
                 ranks.append([order[s] for s in left])
                 margins.append(margin[np.ix_(left, left)] if with_margin else None)
@@ -99,6 +98,7 @@ class RankedSet:
             pad_id=tokenizer.pad_id,
             num_dropped=num_dropped,
             num_cut=num_cut,
+            shares=Shares.of(rows, numbers),
         )
 
     def __len__(self) -> int:
@@ -131,14 +131,6 @@ class RankedSet:
             valid_BS=valid_BS,
             margin_BSS=margin_BSS if self.margins else None,
         )
-
-    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
-        """`batches(B, seed)[step]` is the step's `RankedBatch`; rules: `shuffled_batches`."""
-        return shuffled_batches(len(self), num_rows, seed, self.take)
-
-    def in_order(self, num_rows: int) -> Iterator[tuple[RankedBatch, np.ndarray]]:
-        """Every row once: (batch, weight_B); rules: `batches_in_order`."""
-        return batches_in_order(len(self), num_rows, self.take)
 
 
 def read_judged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 from rlhf_jax.errors import ConfigError
@@ -44,3 +45,21 @@ def check_encodable(where: str, name: str, text: str) -> None:
             f"{where}: {name!r} holds half of a surrogate pair, {text[error.start]!r}, "
             f"as character {error.start}"
         ) from None
+
+
+def split_rendered(*texts: str, prompt: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The prompt that whole dialogues share, and what each has after it.
+
+    A chat template may render a prompt alone otherwise than at the head of a dialogue (with an
+    open thought, say), so a prompt's length says nothing of where a completion begins: what all
+    texts begin with is the prompt, one and the same for every side.
+
+    Args:
+        texts: prompt and completion as one text each.
+        prompt: rendered alone, if known; the shared beginning is no longer than it.
+    """
+    every = [*texts, *([] if prompt is None else [prompt])]
+    least, most = min(every), max(every)  # what these two share, all between them share too
+    agree = (a == b for a, b in zip(least, most, strict=False))
+    shared = least[: sum(takewhile(bool, agree))]
+    return shared, tuple(text[len(shared) :] for text in texts)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grain
 import numpy as np
 
-from rlhf_jax.data.order import batches_in_order, fingerprint, shuffled_batches
+from rlhf_jax.data.order import fingerprint
 from rlhf_jax.data.preferences import Row, check_reference, padded, read_rows
+from rlhf_jax.data.rows import TokenRows
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.types import UnpairedBatch, replace
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnpairedSet:
+class UnpairedSet(TokenRows):
     """Tokenised completions of at most `max_tokens`, each desirable or not (KTO).
 
     `other[i]` is the row whose completion stands after row i's prompt as its mismatched pair: the
@@ -29,9 +29,6 @@ class UnpairedSet:
     desirable: list[bool]
     other: list[int]
     max_tokens: int
-    pad_id: int
-    num_dropped: int
-    num_cut: int
     logp_ref_B: np.ndarray | None = None
     logp_ref_other_B: np.ndarray | None = None
 
@@ -58,19 +55,15 @@ class UnpairedSet:
                 raise ConfigError(
                     f"{name}: row {number}: 'label' is {row.get('label')!r}, not true or false"
                 )
-        kept, dropped, cut = read_rows(
-            rows, ("completion",), tokenizer, max_tokens, over_long, name
-        )
-        prompts = [prompt for _, prompt, _ in kept]
+        kept = read_rows(rows, ("completion",), tokenizer, max_tokens, over_long, name)
+        prompts = [prompt for prompt, _ in kept.items]
         return cls(
             prompts=prompts,
-            completions=[completion for _, _, (completion,) in kept],
-            desirable=[rows[number]["label"] for number, _, _ in kept],
+            completions=[completion for _, (completion,) in kept.items],
+            desirable=[rows[number]["label"] for number in kept.numbers],
             other=mismatched(prompts, name),
             max_tokens=max_tokens,
-            pad_id=tokenizer.pad_id,
-            num_dropped=dropped,
-            num_cut=cut,
+            **kept.options(tokenizer.pad_id),
         )
 
     def __len__(self) -> int:
@@ -108,14 +101,6 @@ class UnpairedSet:
             logp_ref_B=self.logp_ref_B[index] if known else None,
             logp_ref_other_B=self.logp_ref_other_B[index] if known else None,
         )
-
-    def batches(self, num_rows: int, seed: int) -> grain.MapDataset:
-        """`batches(B, seed)[step]` is the step's `UnpairedBatch`; rules: `shuffled_batches`."""
-        return shuffled_batches(len(self), num_rows, seed, self.take)
-
-    def in_order(self, num_rows: int) -> Iterator[tuple[UnpairedBatch, np.ndarray]]:
-        """Every row once: (batch, weight_B); rules: `batches_in_order`."""
-        return batches_in_order(len(self), num_rows, self.take)
 
 
 def mismatched(prompts: Sequence[Sequence[int]], name: str) -> list[int]:

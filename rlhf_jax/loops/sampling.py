@@ -117,7 +117,7 @@ def run(cfg: SampleConfig) -> dict[str, Any]:
     Each row of rows.jsonl is a prompt's record with
         prompt_ids: the ids that were answered (cut, if `over_long` cuts)
         completions, completion_ids: G texts, and the ids exactly as drawn, the end token included
-            where it was drawn; these are what is trained on, see `demonstrations.encode_row`
+            where it was drawn; these are what is trained on, see `encode.encode_row`
         scores: weighted total of each, None where no reward function applies
         ended: whether each was ended by the policy, not by the length limit.
 

@@ -3,6 +3,7 @@
 * **End is a set**: `eos_token_id` of generation_config.json (a number or a list; of config.json
   where that file is absent, as transformers does) together with the tokenizer's own. A tokenizer
   with no end at all is refused: nothing could ever finish.
+  Where the chat template closes an answer with a special token, that one too.
 * **Pad**: the tokenizer's pad id; else the generation config's; else the tokenizer's end id. A pad
   id may equal an end id, since masks come from lengths everywhere and never from ids.
 * **BOS**: exactly one when asked for, also if the text (a rendered template) brings its own.
@@ -16,12 +17,14 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_jax.errors import ConfigError
+from rlhf_jax.models.chat import end_of_turn, render
 from rlhf_jax.models.weights import read_json, write_json
 
 
@@ -45,7 +48,9 @@ class Tokenizer:
         self._hf = hf
         self.vocab_size: int = len(hf)
         self.bos_id: int | None = hf.bos_token_id
+        turn_end = end_of_turn(hf)
         ends = [*([] if hf.eos_token_id is None else [hf.eos_token_id]), *end_ids]
+        ends += [] if turn_end is None else [turn_end]
         if not ends:
             raise ConfigError(
                 "the tokenizer has no end: set eos_token in tokenizer_config.json or "
@@ -102,6 +107,10 @@ class Tokenizer:
         first = next((n for n, i in enumerate(ids) if i != self.bos_id), len(ids))
         return [self.bos_id, *ids[first:]]
 
+    def render(self, messages: Sequence[dict], *, answer: bool, tools: Any = None) -> str:
+        """Text of a conversation by the checkpoint's chat template; see `models.chat.render`."""
+        return render(self._hf, messages, answer=answer, tools=tools)
+
     def append_end(self, ids: Sequence[int]) -> list[int]:
         """A completion's ids with one end: left alone if they end already."""
         ids = list(ids)
@@ -113,17 +122,19 @@ class Tokenizer:
             [int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
+    def show(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Text that `ids` add to those before, special tokens written out: for people to read."""
+        options = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        known, whole = (self._hf.decode(list(i), **options) for i in (before, [*before, *ids]))
+        return _added(known, whole)
+
     def decode_completion(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """Text that `ids` add to a prompt: decode(prompt + ids) without decode(prompt).
 
         Tokenizers of the sentencepiece kind drop the space that opens a text, so decoding a
         completion alone would glue its first word to the prompt's last.
         """
-        prompt = self.decode(prompt_ids)
-        text = self.decode([*prompt_ids, *ids])
-        # Not always a prefix: a prompt that was cut inside a character ends in U+FFFD.
-        differs = (n for n, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b)
-        return text[next(differs, len(prompt)) :]
+        return _added(self.decode(prompt_ids), self.decode([*prompt_ids, *ids]))
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write the tokenizer's files, and a generation_config.json that holds the end set."""
@@ -140,6 +151,41 @@ class Tokenizer:
         ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.end_ids)}
         ids = {k: v for k, v in ids.items() if v is not None}
         write_json(folder / "generation_config.json", {**ids, "pad_token_id": self.pad_id})
+
+
+def _added(known: str, whole: str) -> str:
+    """What the whole has after what is known of it.
+
+    Not always a beginning: what was cut inside a character ends in U+FFFD.
+    """
+    differs = (n for n, (a, b) in enumerate(zip(known, whole, strict=False)) if a != b)
+    return whole[next(differs, len(known)) :]
+
+
+def encode_after(tokenizer, prompt: str, prompt_ids: list[int], text: str) -> list[int]:
+    """Ids of a text as it follows a prompt whose ids stand already.
+
+    The rule for borders: the prompt's ids never change, for they are what a sampler is given. Where
+    they begin the ids of the whole, the rest of those is taken. Where a token would cross the
+    border, the text is encoded behind a line break (or full stop, or space) and that one's ids are
+    left off: tokenizers of the sentencepiece kind put a space before every text, and encoded alone
+    " named" would begin with two.
+
+    Args:
+        tokenizer: has encode(text, add_bos=).
+        prompt: its text.
+        prompt_ids: its ids.
+        text: what follows.
+    """
+    whole = list(tokenizer.encode(prompt + text))
+    if whole[: len(prompt_ids)] == prompt_ids:
+        return whole[len(prompt_ids) :]
+    for before in ("\n", ".", " "):
+        first = list(tokenizer.encode(before, add_bos=False))
+        whole = list(tokenizer.encode(before + text, add_bos=False))
+        if whole[: len(first)] == first:
+            return whole[len(first) :]
+    return list(tokenizer.encode(text, add_bos=False))
 
 
 def _ids_of_checkpoint(folder: Path) -> dict:

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
 
-from rlhf_jax.data.demonstrations import DemonstrationSet, fit
+from rlhf_jax.data.demonstrations import DemonstrationSet
+from rlhf_jax.data.padding import cut_learnt
 from rlhf_jax.errors import ConfigError
 
 
@@ -53,14 +54,20 @@ def test_end_is_not_doubled():
         (6, 3, 4, "left", (1, 3)),
     ],
 )
-def test_fit(prompt, completion, limit, side, right):
-    ids = list(range(100, 100 + prompt)), list(range(200, 200 + completion))
-    cut = fit(*ids, limit, side)
-    assert (cut and tuple(map(len, cut))) == right
-    if cut and side == "left":
-        assert cut[0] + cut[1] == (ids[0] + ids[1])[-limit:]
-    if cut and side == "right":
-        assert cut[0] + cut[1] == (ids[0] + ids[1])[:limit]
+def test_cut(prompt, completion, limit, side, right):
+    ids = list(range(prompt + completion))
+    cut = cut_learnt(ids, [False] * prompt + [True] * completion, limit, side)
+    assert (cut and (cut[1].count(False), cut[1].count(True))) == right
+    if cut:
+        assert cut[0] == (ids[-limit:] if side == "left" else ids[:limit])
+
+
+def test_a_left_cut_inside_a_turn_reads_its_rest_and_learns_the_next():
+    learn = [bool(int(x)) for x in "0011100110"]
+    assert cut_learnt(list(range(10)), learn, 7, "left") == (
+        [3, 4, 5, 6, 7, 8, 9],
+        [bool(int(x)) for x in "0000110"],
+    )
 
 
 def test_rows_that_vanish_are_dropped_and_counted(caplog):

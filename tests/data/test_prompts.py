@@ -182,8 +182,11 @@ def test_bad_jsonl_is_named_by_file_and_line(tmp_path, lines, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"a\.jsonl:2 is not UTF-8 .* at byte 28"),
-        (gzip.compress(b'{"prompt": "a"}\n'), r"a\.jsonl:1 is gzip-compressed"),
+        (
+            b'{"prompt": "a"}\n{"prompt": "\xff"}\n',
+            r"a\.jsonl:2 is not UTF-8 .* at byte 12",
+        ),
+        (gzip.compress(b'{"prompt": "a"}\n')[:-4], r"a\.jsonl cannot be read: .*end-of-stream"),
         ('{"prompt": "a"}'.encode("utf-16"), r"a\.jsonl:1 is not UTF-8 .* at byte 0"),
     ],
 )
@@ -199,6 +202,11 @@ def test_a_byte_order_mark_and_other_line_ends(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + first + b"\r\n" + second + b"\r" + third)
     assert read_jsonl(file) == rows
+
+
+def test_gzip_is_told_by_its_content(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
+    assert read_jsonl(tmp_path / "a.jsonl") == [{"prompt": "a"}]
 
 
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):

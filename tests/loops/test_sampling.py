@@ -67,8 +67,8 @@ def test_trl_5242_the_drawn_ids_are_what_is_trained_on(cfg, policy_folder):
     drawn = [row["completion_ids"] for row in rows]
     assert again != drawn
     learnt = DemonstrationSet.from_rows(rows, tokenizer, max_tokens=16)
-    lengths = learnt.prompt_length
-    assert [ids[n:] for ids, n in zip(learnt.ids, lengths, strict=True)] == drawn
+    pairs = [zip(*row, strict=True) for row in zip(learnt.ids, learnt.learn, strict=True)]
+    assert [[i for i, learn in pair if learn] for pair in pairs] == drawn
     # a truncated completion has no end, and none is made up
     assert any(ids[-1] not in tokenizer.end_ids for ids in drawn)
 
