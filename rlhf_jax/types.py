@@ -123,11 +123,16 @@ class PolicyBatch:
 
 @pytree
 class SFTBatch:
-    """Right-padded demonstrations; `mask_BT` is 1 on the tokens to imitate, the end token too."""
+    """Right-padded demonstrations; `mask_BT` is 1 on the tokens to imitate, the end token too.
+
+    Where rows hold several, `segment_BT` numbers them from 1, with 0 on padding. The first token
+    of each is masked: what stands before it is another's.
+    """
 
     tokens_BT: Array
     attend_BT: Array
     mask_BT: Array
+    segment_BT: Array | None = None
 
 
 @pytree

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from rlhf_jax.data.lengths import OVER_LONG
+from rlhf_jax.data.order import ahead
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.common import RunConfig, StopRequest
 from rlhf_jax.loops.run import Run, check_vocabulary
@@ -153,12 +154,15 @@ def train(
 ) -> TrainState:
     """The box: one batch, one update. A step is reported while the device works on the next."""
     host, pending, first = opened.host, None, int(state.step)
-    with Progress(title, total=cfg.num_steps, start=first) as progress:
+    with (
+        Progress(title, total=cfg.num_steps, start=first) as progress,
+        ahead(batches, first) as feed,
+    ):
         if first == 0 and parts.measure:
             measure(parts, state, opened, progress, step=0)
         for step in range(first, cfg.num_steps):
             began = time.monotonic()
-            batch = batches[step]
+            batch = next(feed)
             state, metrics = parts.update(state, shard_rows(mesh, batch))
             state = replace(state, step=state.step + 1)
             if pending:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.demonstrations import DemonstrationSet
+from rlhf_jax.data.packing import PackedDemonstrations
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.answers import AnswersConfig, make_answering
@@ -52,7 +53,10 @@ class SFTConfig(OfflineConfig):
     decoder: DecoderShape = field(default_factory=DecoderShape)
     """Shape of the new decoder where no model is given."""
     demonstrations: Bound
-    """Returns rows {"prompt", "completion"} to imitate."""
+    """Returns rows {"prompt", "completion"} or {"messages"} to imitate."""
+    packing: bool = False
+    """Put several demonstrations into one row of max_tokens, none of which sees another; then
+    batch_rows counts packed rows."""
     held_out: Bound | None = None
     """Returns rows like those, whose loss is measured."""
     answers: AnswersConfig | None = None
@@ -90,7 +94,8 @@ def run(cfg: SFTConfig) -> dict[str, Any]:
             measure=make_measure(cfg, model, tokenizer, held_out, prompts, mesh),
         )
 
-    batches = rows.batches(cfg.batch_rows, cfg.seed)
+    packed = PackedDemonstrations.of(rows) if cfg.packing else rows
+    batches = packed.batches(cfg.batch_rows, cfg.seed)
     return run_offline(cfg, batches, begin, identity=identity, title="imitate", panels=PANELS)
 
 

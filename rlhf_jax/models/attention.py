@@ -11,20 +11,40 @@ from rlhf_jax.ops.logprobs import soft_cap
 NEVER = -1e30  # finite: exp(NEVER − max) is 0, and a gradient through it is 0, not NaN
 
 
-def causal_mask(attend_BT: Array, position_BT: Array, window: int | None = None) -> Array:
+def causal_mask(
+    attend_BT: Array,
+    position_BT: Array,
+    window: int | None = None,
+    segment_BT: Array | None = None,
+) -> Array:
     """mask_BTS: query t may look at key s. Causal and a real token, or the position itself.
 
     The diagonal is always allowed, so that a padded query attends to itself: its row is finite
     and depends on nothing else, while nobody attends to it. A `window` lets a query see so many
-    tokens, itself included, counted in positions: padding takes no room in it.
+    tokens, itself included, counted in positions: padding takes no room in it. With segments a
+    query sees its own alone.
     """
     t = jnp.arange(attend_BT.shape[1])
     causal_TT = t[:, None] >= t[None, :]
     self_TT = t[:, None] == t[None, :]
     mask_BTS = (causal_TT[None] & attend_BT[:, None, :]) | self_TT[None]
+    if segment_BT is not None:
+        mask_BTS &= segment_BT[:, :, None] == segment_BT[:, None, :]
     if window is not None:
         mask_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
     return mask_BTS
+
+
+def positions(attend_BT: Array, segment_BT: Array | None = None) -> Array:
+    """position_BT: how many real tokens stand before, in the row or in the token's segment.
+
+    Segments are runs of one number; each begins at position 0.
+    """
+    before_BT = jnp.maximum(jnp.cumsum(attend_BT, axis=1) - 1, 0)
+    if segment_BT is None:
+        return before_BT
+    opens_BT = segment_BT != jnp.pad(segment_BT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    return before_BT - jax.lax.cummax(jnp.where(opens_BT, before_BT, 0), axis=1)
 
 
 def full_attention(

@@ -31,6 +31,7 @@ from rlhf_jax.models.attention import (
     cached_masks,
     causal_mask,
     full_attention,
+    positions,
 )
 from rlhf_jax.models.cache import OwnCache, PromptCache, write_own
 from rlhf_jax.models.config import DecoderConfig
@@ -109,7 +110,13 @@ class Model:
             tree["head"] = shapes_of(lambda: Head(config))
         return tree
 
-    def hidden(self, params: Params, tokens_BT: Array, attend_BT: Array) -> Array:
+    def hidden(
+        self,
+        params: Params,
+        tokens_BT: Array,
+        attend_BT: Array,
+        segment_BT: Array | None = None,
+    ) -> Array:
         """Hidden states after the final norm, h_t of the tokens up to and including t.
 
         Args:
@@ -117,11 +124,13 @@ class Model:
             tokens_BT: ids in [0, vocab_padded).
             attend_BT: bool, False on padding, which may be left, right or between; a token's
                 position is the number of real tokens before it.
+            segment_BT: numbers of the documents packed into a row, each a run of one number: no
+                token sees another document, and positions begin anew with each. None: a row is one.
 
         Returns:
             hidden_BTD in `compute_dtype`; padded positions hold finite values nobody reads.
         """
-        return self._run(params, tokens_BT, attend_BT, keep_kv=False)[0]
+        return self._run(params, tokens_BT, attend_BT, segment_BT, keep_kv=False)[0]
 
     def head(self, params: Params) -> Array:
         """head_DV: the matrix that turns hidden states into logits, V = vocab_padded."""
@@ -256,14 +265,22 @@ class Model:
         """A stacked tree as N trees without the leading axis."""
         return tuple(jax.tree.map(lambda x, n=n: x[n], tree) for n in range(self.config.num_layers))
 
-    def _run(self, params: Params, tokens_BT: Array, attend_BT: Array, *, keep_kv: bool):
+    def _run(
+        self,
+        params: Params,
+        tokens_BT: Array,
+        attend_BT: Array,
+        segment_BT: Array | None = None,
+        *,
+        keep_kv: bool,
+    ):
         """-> hidden_BTD and, if asked, every layer's rotated keys and values [N, B, T, J, K]."""
         config = self.config
         attend_BT = attend_BT.astype(bool)
-        position_BT = jnp.maximum(jnp.cumsum(attend_BT, axis=1) - 1, 0)
+        position_BT = positions(attend_BT, segment_BT)
 
         def sight(window, rope):
-            mask_BTT = causal_mask(attend_BT, position_BT, window)
+            mask_BTT = causal_mask(attend_BT, position_BT, window, segment_BT)
             return mask_BTT, turns(position_BT, rope, config.head_dim)
 
         pick = self._picker(sight)

@@ -25,10 +25,14 @@ def forward_logprobs(
     *,
     temperature: float,
     with_entropy: bool,
+    segment_BT: Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Array, Array | None]:
-    """log π(token_t | before t) and entropy_BT of one forward pass; see `token_logprobs`."""
-    hidden_BTD = constrain_rows(mesh, model.hidden(params, tokens_BT, attend_BT))
+    """log π(token_t | before t) and entropy_BT of one forward pass; see `token_logprobs`.
+
+    In packed rows the first token of a segment is scored from another's last: mask it.
+    """
+    hidden_BTD = constrain_rows(mesh, model.hidden(params, tokens_BT, attend_BT, segment_BT))
     return token_logprobs(
         hidden_BTD,
         model.head(params),

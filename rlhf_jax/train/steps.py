@@ -126,6 +126,7 @@ def make_sft_update(
             batch.attend_BT,
             temperature=1.0,
             with_entropy=False,
+            segment_BT=batch.segment_BT,
             mesh=mesh,
         )
         loss_BT = next_token_loss(logp_BT)

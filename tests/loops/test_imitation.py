@@ -10,6 +10,7 @@ from toy import sft_config, spell
 
 from rlhf_jax.bind import bind
 from rlhf_jax.data.demonstrations import DemonstrationSet
+from rlhf_jax.data.mixture import mixture
 from rlhf_jax.loops import sft
 from rlhf_jax.models.convert import load_pretrained
 from rlhf_jax.models.tokenizer import Tokenizer
@@ -97,3 +98,19 @@ def test_the_held_out_loss_is_the_pooled_mean_of_all_rows(finished, tmp_path):
     logp_BT = np.take_along_axis(logp_BTV, batch.tokens_BT[:, 1:, None], axis=2)[..., 0]
     assert measured["loss"] == pytest.approx(-logp_BT[batch.mask_BT[:, 1:]].mean(), rel=1e-4)
     assert measured["perplexity"] == pytest.approx(np.exp(measured["loss"]))
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_packed_rows_and_mixtures_train(tmp_path):
+    """A batch counts packed rows: four of 14 columns hold more than four demonstrations."""
+    both = bind(mixture, parts=(bind(spell), bind(spell)), weights=(3.0, 1.0))
+    for name, changes in {
+        "packed": dict(packing=True, max_tokens=14, batch_rows=4),
+        "mixed": dict(demonstrations=both, batch_rows=4),
+    }.items():
+        cfg = sft_config(tmp_path / name, num_steps=2, **changes)
+        result = sft.run(cfg)
+        assert np.isfinite(losses(Path(cfg.out))).all()
+        unpacked = 3 * 4 * 2
+        more = result["tokens"] > unpacked
+        assert more if name == "packed" else result["tokens"] == unpacked
