@@ -1,0 +1,71 @@
+"""What the command says of a file."""
+
+import json
+
+import pytest
+from chat_tokenizer import chat_tokenizer
+
+from rlhf_jax.data.__main__ import main
+from rlhf_jax.data.inspect import inspect_file
+
+PAIRS = [{"prompt": "ab", "completion": "c" * n} for n in (1, 1, 2, 3)]
+DIALOGUE = [{"role": "user", "content": "[hi]"}, {"role": "assistant", "content": "yo"}]
+
+
+def write(path, rows):
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return str(path)
+
+
+def test_counts_lengths_and_bad_rows(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", [*PAIRS, "{", {"prompt": "x"}])
+    assert main(["inspect", path, "--bad", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "4 rows of demonstration" in said
+    assert "repeated rows 1, repeated prompts 3, bad rows 2" in said
+    assert "a.jsonl:5 is not JSON" in said
+    assert "and 1 more" in said
+    learnt = next(line for line in said.split("\n") if "learnt " in line and "│" in line)
+    assert [int(n) for n in learnt.split("│")[2:-1]] == [2, 2, 4, 4, 4, 4]
+    assert "line 1: learnt" in said
+    assert "<bos>ab⟦c<eos>⟧" in said
+    assert said.count("⟦") - said.count("⟦ ⟧") == 3
+
+
+def test_clean_files_and_files_that_cannot_be_read(tmp_path, capsys):
+    assert main(["inspect", write(tmp_path / "a.jsonl", PAIRS)]) == 0
+    assert main(["inspect", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl is not a file" in capsys.readouterr().err
+
+
+def test_a_dialogue_as_a_model_sees_it(tmp_path, capsys):
+    chat_tokenizer().save(tmp_path / "model")
+    path = write(tmp_path / "a.jsonl", [{"messages": DIALOGUE}])
+    assert main(["inspect", path, "--model", str(tmp_path / "model")]) == 0
+    said = capsys.readouterr().out
+    assert "1 rows of messages" in said
+    assert "<|start|>user\n[hi]<|end|>\n<|start|>assistant\n⟦yo<|end|>⟧" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "parts"),
+    [
+        ({"prompt": "ab", "answer": "4"}, "verifiable", {"prompt": [1]}),
+        (
+            {"prompt": "x", "chosen": "y", "rejected": "yz"},
+            "preference",
+            {"learnt of chosen": [2], "whole of chosen": [3], "learnt of rejected": [3],
+             "whole of rejected": [4]},
+        ),
+    ],
+)  # fmt: skip
+def test_shapes(tmp_path, row, shape, parts):
+    found = inspect_file(write(tmp_path / "a.jsonl", [row]), chat_tokenizer())
+    assert (found.shape, found.tokens, found.bad) == (shape, parts, [])
+    assert len(found.examples) == (2 if shape == "preference" else 1)
+
+
+def test_rows_that_a_template_refuses_are_bad_rows(tmp_path):
+    tokenizer = chat_tokenizer("{{ raise_exception('no') }}")
+    found = inspect_file(write(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]), tokenizer)
+    assert [(row.line, "refuses" in row.why) for row in found.bad] == [(1, True)]
