@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -19,13 +20,18 @@ from rlhf_jax.types import replace
 pytestmark = pytest.mark.usefixtures("one_device", "no_curves")
 
 
-def now_and_then_huge(prompts, completions, rows):
-    """Prompt 2's scores are numbers whose sum float32 cannot hold."""
+def now_and_then_large(prompts, completions, rows):
+    """Prompt 2's scores are far above 1."""
     scores = share_of_low_bytes(prompts, completions, rows)
-    huge = np.linspace(2e38, 3e38, len(rows))
+    large = np.linspace(20, 30, len(rows))
     return [
-        float(h) if row["number"] == 2 else s for s, h, row in zip(scores, huge, rows, strict=True)
+        float(x) if row["number"] == 2 else s for s, x, row in zip(scores, large, rows, strict=True)
     ]
+
+
+def blow_up(scored, score_B):
+    """A shaping gone wrong: what is far above 1 becomes numbers whose sum float32 cannot hold."""
+    return jnp.where(score_B > 10, score_B * 1e37, score_B)
 
 
 @pytest.fixture
@@ -33,8 +39,8 @@ def cfg(policy_folder, tmp_path):
     return online_config(
         policy_folder,
         tmp_path / "run",
-        objective=dr_grpo(length=4),
-        rewards=(bind(now_and_then_huge),),
+        objective=replace(dr_grpo(length=4), shape_score=(bind(blow_up),)),
+        rewards=(bind(now_and_then_large),),
         num_steps=6,
     )
 
