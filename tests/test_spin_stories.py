@@ -19,7 +19,8 @@ def played(monkeypatch):
 
     def train(cfg):
         ran.append(("train", cfg))
-        return {"before": {"score": 0.1, "kl": 0.0}, "steps": 5, "seconds": 1.5, "tokens": 10}
+        counts = {"steps": 5, "updates": 4, "seconds": 1.5, "tokens": 10}
+        return {"before": {"score": 0.1, "kl": 0.0}, **counts}
 
     monkeypatch.setattr(spin_stories.sampling, "run", lambda cfg: ran.append(("sample", cfg)))
     monkeypatch.setattr(spin_stories.preference, "run", train)
@@ -49,7 +50,8 @@ def test_each_round_plays_against_the_last(played, tmp_path, capsys):
     assert result["before"]["score"] == 0.1
     # the whole way is measured from where it began, not from the last round
     assert result["after"]["of"] == (f"{tmp_path}/round_1/policy", "base", 7)
-    assert (result["steps"], result["seconds"], result["tokens"]) == (10, 3.0, 20)
+    counts = ("steps", "updates", "seconds", "tokens")
+    assert [result[name] for name in counts] == [10, 8, 3.0, 20]
     assert (tmp_path / "result.json").exists()
     assert "VADER 0.100 -> 0.400, KL 3.0 nats" in capsys.readouterr().out
 
