@@ -81,7 +81,7 @@ DPO = replace(
     preferences=bind(pairs, samples="", **DATA),
     held_out=None,
     num_steps=12,
-    optim=replace(dpo_stories.CONFIG.optim, learning_rate=1e-4, warmup_updates=4),
+    optim=replace(dpo_stories.CONFIG.optim, learning_rate=3e-4, warmup_updates=4),
 )
 
 
