@@ -7,6 +7,7 @@ Arrays end in their shape, one letter a dimension:
     V vocabulary      D model width     F feed-forward width
     H query heads     J key/value heads K head width
     N layers          C reward functions ("columns" of a score)
+    U rank of a low-rank adapter
     S sides: completions of one prompt, compared with each other
 
 Scalars and pytrees bear no suffix. Prompts are left-padded to L, responses right-padded to R, so

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rlhf_jax.errors import Interrupted, check_choice, check_number
+from rlhf_jax.models.lora import LoraConfig
 from rlhf_jax.models.transformer import REMAT
 from rlhf_jax.parallel.mesh import MeshConfig
 from rlhf_jax.train.checkpoint import CheckpointConfig
@@ -39,6 +40,9 @@ class RunConfig:
     """Rows a forward and backward pass holds at once; gradients are added. None: all."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The policy's optimizer."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters, of the policy and of a critic, and leave the model as it is. None:
+    train all parameters."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """Device counts along the axes data, fsdp and tensor."""
     compute_dtype: str = "float32"

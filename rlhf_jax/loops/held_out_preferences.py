@@ -18,13 +18,14 @@ from rlhf_jax.data.preferences import PreferenceSet
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.data.unpaired import UnpairedSet
 from rlhf_jax.loops.answers import make_answering
-from rlhf_jax.loops.run import load_policy
+from rlhf_jax.loops.run import start_policy
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.ops.totals import metric_values
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress
+from rlhf_jax.train.state import policy_of, reference_of
 
 
 def score_rows(
@@ -64,7 +65,7 @@ def make_measure(
 ) -> Callable | None:
     """state -> what held-out rows and answers say of its policy; None where neither is asked for.
 
-    The answers' KL is to the model folder, read anew for each measurement where the state holds no
+    The answers' KL is to the policy of the start, read anew for each measurement where the state holds no
     reference, and let go after it.
     """
     if held_out is None and prompts is None:
@@ -85,13 +86,13 @@ def make_measure(
     def measure(state) -> dict[str, float]:
         numbers = {}
         if held_out is not None:
-            logps = score_rows(cfg, score, state.policy, held_out, mesh=mesh)
+            logps = score_rows(cfg, score, policy_of(state), held_out, mesh=mesh)
             numbers |= held_out_numbers(cfg.objective, held_out, *logps)
         if answer is not None:
-            reference = state.reference
+            reference = reference_of(state)
             if reference is None:
-                reference = load_policy(cfg.model, cfg, mesh)[1]
-            numbers |= answer(state.policy, reference)[0]
+                reference = start_policy(cfg, mesh).params
+            numbers |= answer(policy_of(state), reference)[0]
         return numbers
 
     return measure

@@ -15,7 +15,7 @@ from rlhf_jax.report.curves import ONLINE_PANELS, Panel
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.tables import sample_table
 from rlhf_jax.rewards.compose import reward_names
-from rlhf_jax.train.state import TrainState
+from rlhf_jax.train.state import TrainState, policy_of, reference_of
 
 
 def panels_of(cfg) -> tuple[Panel, ...]:
@@ -55,7 +55,7 @@ def measure(
     cfg, setup: Setup, state: TrainState, opened: Run, progress: Progress, *, step: int
 ) -> None:
     """Evaluate and log; show a table of samples at the start and at the end."""
-    numbers, judged = answer_held_out(cfg, setup, state.policy, state.reference)
+    numbers, judged = answer_held_out(cfg, setup, policy_of(state), reference_of(state))
     opened.folder.log(step, {f"eval/{name}": value for name, value in numbers.items()})
     opened.host.setdefault("before", numbers)
     opened.host["after"] = numbers

@@ -17,10 +17,9 @@ from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.data.order import ahead
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.common import RunConfig, StopRequest
-from rlhf_jax.loops.run import Run, check_vocabulary
+from rlhf_jax.loops.run import Run, check_vocabulary, model_print
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
-from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.sharding import row_shards, shard_rows
 from rlhf_jax.report.curves import Panel
@@ -81,16 +80,16 @@ class Parts:
     batches: Sequence[Any] | None = None
 
 
-def read_model(folder: str, max_tokens: int) -> tuple[Tokenizer, str]:
-    """Tokenizer and fingerprint of a model folder.
+def read_model(cfg: OfflineConfig) -> tuple[Tokenizer, str]:
+    """Tokenizer of the model folder, and fingerprint of it and the adapter that it begins with.
 
     Raises:
         ConfigError: folder or tokenizer cannot be used, or `max_tokens` is beyond the model.
     """
-    tokenizer, config = Tokenizer.from_folder(folder), read_config(folder)
-    check_vocabulary(tokenizer, config, folder)
-    check_positions(max_tokens, config.max_positions)
-    return tokenizer, fingerprint(folder)
+    tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
+    check_vocabulary(tokenizer, config, cfg.model)
+    check_positions(cfg.max_tokens, config.max_positions)
+    return tokenizer, model_print(cfg)
 
 
 def check_positions(max_tokens: int, limit: int) -> None:

@@ -22,9 +22,8 @@ from rlhf_jax.loops.common import StopRequest
 from rlhf_jax.loops.draws import Draws
 from rlhf_jax.loops.measure import answer_held_out, measure, panels_of
 from rlhf_jax.loops.rollout_config import RolloutConfig
-from rlhf_jax.loops.run import Run
+from rlhf_jax.loops.run import Run, export_policy
 from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
-from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress
@@ -32,7 +31,10 @@ from rlhf_jax.train.optim import OptimConfig
 from rlhf_jax.train.state import (
     TrainState,
     control_reward_kl,
+    critic_of,
     objective_now,
+    policy_of,
+    reference_of,
     refresh_reference,
 )
 from rlhf_jax.types import replace
@@ -115,6 +117,8 @@ def _check_reference(cfg: OnlineConfig) -> None:
             raise ConfigError("refresh_mix is set, but refresh_reference_every=None renews nothing")
         return
     check_number("refresh_reference_every", cfg.refresh_reference_every, low=1)
+    if cfg.refresh_mix != 1 and cfg.lora is not None:
+        raise ConfigError("lora: a reference of adapters is renewed whole; refresh_mix must be 1")
     if not cfg.holds_reference:
         raise ConfigError("refresh_reference_every needs keep_reference: there is no reference")
 
@@ -147,9 +151,7 @@ def run(cfg: OnlineConfig) -> dict[str, Any]:
             state = opened.restore(first_state(cfg, setup), identity=inputs.identity)
             state = train(cfg, setup, state, opened, stop)
             result = opened.finish(
-                lambda folder: export_pretrained(
-                    folder, setup.model.config, state.policy, inputs.tokenizer
-                )
+                lambda folder: export_policy(folder, cfg, setup.model, state, inputs.tokenizer)
             )
         if stop.requested:
             stop.leave(cfg.out, cfg.num_steps)
@@ -160,7 +162,8 @@ def measure_only(cfg: OnlineConfig) -> dict[str, float]:
     """The numbers of `cfg.model` on the held-out prompts, without training and without a folder."""
     setup = set_up(cfg, read_inputs(cfg))
     with jax.set_mesh(setup.mesh):
-        return answer_held_out(cfg, setup, setup.policy, setup.policy)[0]
+        start = setup.start.params
+        return answer_held_out(cfg, setup, start, start)[0]
 
 
 def train(
@@ -180,16 +183,16 @@ def train(
             began = time.monotonic()
             rollout, judged, num_draws = fill_batch(  # x ~ D, y_1..y_G ~ π_old(· | x), r(x, y)
                 cfg,
-                partial(draws.draw, state.policy, step),
+                partial(draws.draw, policy_of(state), step),
                 setup.inputs.tokenizer,
-                greedy=partial(draws.greedy, state.policy) if objective.needs_greedy else None,
+                greedy=partial(draws.greedy, policy_of(state)) if objective.needs_greedy else None,
                 frontier=draws.frontier,
             )
             rollout, scores = shard_rows(mesh, (rollout, judged.scores()))
             values = functions.score(  # log π_old, log π_ref, V
-                state.policy if keep_old else None,
-                state.reference if objective.needs_reference else None,
-                state.critic.params if objective.needs_critic else None,
+                policy_of(state) if keep_old else None,
+                reference_of(state) if objective.needs_reference else None,
+                critic_of(state) if objective.needs_critic else None,
                 rollout,
             )
             now = objective_now(objective, state)

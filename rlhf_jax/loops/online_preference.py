@@ -27,9 +27,8 @@ from rlhf_jax.loops.measure import measure
 from rlhf_jax.loops.online import COUNTS
 from rlhf_jax.loops.preference import check_weighted
 from rlhf_jax.loops.rollout_config import RolloutConfig
-from rlhf_jax.loops.run import Run, load_policy
+from rlhf_jax.loops.run import Run, export_policy, start_policy
 from rlhf_jax.loops.setup import Inputs, read_prompts
-from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.multihost import to_host
@@ -40,7 +39,7 @@ from rlhf_jax.train.microbatch import check_micro_rows
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.preference import make_preference_update
 from rlhf_jax.train.scoring import make_score
-from rlhf_jax.train.state import TrainState, init_state
+from rlhf_jax.train.state import TrainState, init_state, policy_of
 from rlhf_jax.types import PreferenceBatch, Rollout, replace
 
 PANELS = (
@@ -120,9 +119,7 @@ def run(cfg: OnlinePreferenceConfig) -> dict[str, Any]:
             state = opened.restore(state, identity=inputs.identity)
             state = train(cfg, setup, state, opened, stop)
             result = opened.finish(
-                lambda folder: export_pretrained(
-                    folder, setup.model.config, state.policy, inputs.tokenizer
-                )
+                lambda folder: export_policy(folder, cfg, setup.model, state, inputs.tokenizer)
             )
         if stop.requested:
             stop.leave(cfg.out, cfg.num_steps)
@@ -131,7 +128,8 @@ def run(cfg: OnlinePreferenceConfig) -> dict[str, Any]:
 
 def set_up(cfg: OnlinePreferenceConfig, inputs: Inputs, mesh: Mesh) -> tuple[Setup, TrainState]:
     """Load the model, make the functions and the state of step 0."""
-    model, policy = load_policy(cfg.model, cfg, mesh)
+    start = start_policy(cfg, mesh)
+    model = start.model
     tx = make_optimizer(cfg.optim, cfg.num_steps)
     ends = dict(end_ids=inputs.tokenizer.end_ids, pad_id=inputs.tokenizer.pad_id)
     sampler_of = partial(prompt_sampler, model, mesh=mesh, **ends)
@@ -149,7 +147,7 @@ def set_up(cfg: OnlinePreferenceConfig, inputs: Inputs, mesh: Mesh) -> tuple[Set
         pair=jax.jit(pair),
         update=make_preference_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh),
     )
-    state = init_state(policy, tx, with_reference=True, mesh=mesh)
+    state = init_state(start.trained, tx, with_reference=True, base=start.base, mesh=mesh)
     return Setup(inputs, mesh, model, functions), state
 
 
@@ -166,7 +164,7 @@ def train(
             began = time.monotonic()
             prompts = inputs.batches[step]  # x ~ D
             key = step_key(cfg.seed, step, "sample")
-            rollout = functions.sample(state.policy, prompts, key)  # y_1..y_G ~ π(· | x)
+            rollout = functions.sample(policy_of(state), prompts, key)  # y_1..y_G ~ π(· | x)
             judged = judge(cfg, inputs.tokenizer, prompts, rollout, watch=cfg.watch)  # r(x, y)
             labels = best_and_worst(judged, cfg.sampling.num_samples)  # y_w, y_l
             batch = functions.pair(rollout, *shard_rows(setup.mesh, labels))

@@ -32,8 +32,8 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.run import load_policy
-from rlhf_jax.models.convert import export_pretrained, read_config
+from rlhf_jax.loops.run import export_policy, start_policy
+from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.report.curves import Panel
 from rlhf_jax.report.progress import Progress
@@ -162,7 +162,7 @@ def read_inputs(cfg: PreferenceConfig) -> Inputs:
     Raises:
         ConfigError: model folder, tokenizer, rows or a length; it names what and where.
     """
-    tokenizer, model = read_model(cfg.model, cfg.max_tokens)
+    tokenizer, model = read_model(cfg)
     kind = PreferenceSet if cfg.paired else UnpairedSet
     options = dict(max_tokens=cfg.max_tokens, over_long=cfg.over_long)
     rows, held_out, prompts = kind.from_rows(cfg.preferences(), tokenizer, **options), None, None
@@ -179,10 +179,11 @@ def read_inputs(cfg: PreferenceConfig) -> Inputs:
 
 def begin(cfg: PreferenceConfig, inputs: Inputs, mesh: Mesh) -> Parts:
     """Load the model, ask the reference what it is to be asked once, make the functions."""
-    model, policy = load_policy(cfg.model, cfg, mesh)
+    start = start_policy(cfg, mesh)
+    model = start.model
     score = make_completion_score(model, micro_rows=cfg.micro_rows, mesh=mesh)
     rows, held_out = inputs.rows, inputs.held_out
-    ask = partial(with_reference, cfg, inputs, score, policy, mesh=mesh)
+    ask = partial(with_reference, cfg, inputs, score, start.params, mesh=mesh)
     if cfg.needs_reference and cfg.precompute_reference:
         rows = ask(rows)
     if held_out is not None:
@@ -192,15 +193,14 @@ def begin(cfg: PreferenceConfig, inputs: Inputs, mesh: Mesh) -> Parts:
     update = make_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
     return Parts(
         state=init_state(
-            policy,
+            start.trained,
             tx,
             with_reference=cfg.needs_reference and not cfg.precompute_reference,
+            base=start.base,
             mesh=mesh,
         ),
         update=lambda state, batch: update(state, cfg.objective, batch),
-        export=lambda state, folder: export_pretrained(
-            folder, model.config, state.policy, inputs.tokenizer
-        ),
+        export=lambda state, folder: export_policy(folder, cfg, model, state, inputs.tokenizer),
         count=lambda batch: int((batch.mask_BST if cfg.paired else batch.mask_BT).sum()),
         measure=make_measure(cfg, inputs.tokenizer, model, score, held_out, inputs.prompts, mesh),
         batches=rows.batches(cfg.batch_rows, cfg.seed),

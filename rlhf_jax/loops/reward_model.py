@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -24,9 +25,10 @@ from rlhf_jax.loops.offline import (
     check_positions,
     run_offline,
 )
-from rlhf_jax.loops.run import check_vocabulary
+from rlhf_jax.loops.run import check_vocabulary, first_adapters, model_print
 from rlhf_jax.losses.bradley_terry import prompt_weight
 from rlhf_jax.models.heads import normalised
+from rlhf_jax.models.lora import merged
 from rlhf_jax.models.reward import (
     RewardNotes,
     begin_reward_model,
@@ -34,13 +36,12 @@ from rlhf_jax.models.reward import (
     read_trunk_config,
 )
 from rlhf_jax.models.tokenizer import Tokenizer
-from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.curves import Panel
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.reward_model import make_reward_score, make_reward_update
-from rlhf_jax.train.state import init_state
+from rlhf_jax.train.state import Frozen, init_state, policy_of, with_base
 from rlhf_jax.types import RankedBatch
 
 PANELS = (
@@ -127,6 +128,11 @@ def run(cfg: RewardModelConfig) -> dict[str, Any]:
             compute_dtype=DTYPES[cfg.compute_dtype],
             remat=cfg.remat,
         )
+        trained, base = params, None
+        if cfg.lora is not None:
+            adapters = first_adapters(cfg, model.config, params["trunk"], mesh)
+            trained = {"trunk": adapters, "head": params["head"]}
+            base = Frozen(policy={"trunk": params["trunk"]}, scale=cfg.lora.scale)
         tx = make_optimizer(cfg.optim, cfg.num_steps)
         update = make_reward_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh)
         score = make_reward_score(model, micro_rows=cfg.micro_rows, mesh=mesh)
@@ -138,7 +144,7 @@ def run(cfg: RewardModelConfig) -> dict[str, Any]:
             return {**params, "head": normalised(params["head"], gain=gain, bias=bias)}, gain, bias
 
         def export(state, folder):
-            params, gain, bias = fit(state.policy)
+            params, gain, bias = fit(jax.jit(merged)(policy_of(state)))
             notes = RewardNotes(
                 max_tokens=cfg.max_tokens, over_long=cfg.over_long, gain=gain, bias=bias
             )
@@ -146,9 +152,10 @@ def run(cfg: RewardModelConfig) -> dict[str, Any]:
             export_reward_model(place, model.config, params, inputs.tokenizer, notes)
 
         if cfg.normalise_first:
-            params = fit(params)[0]
+            whole = with_base(base, {"policy": trained})["policy"]
+            trained = {**trained, "head": fit(whole)[0]["head"]}
         return Parts(
-            state=init_state(params, tx, mesh=mesh),
+            state=init_state(trained, tx, base=base, mesh=mesh),
             update=lambda state, batch: update(state, cfg.objective, batch),
             export=export,
             count=lambda batch: int(batch.attend_BST.sum()),
@@ -187,7 +194,7 @@ def read_inputs(cfg: RewardModelConfig) -> Inputs:
     spread = np.linspace(0, len(texts) - 1, min(cfg.reference_rows, len(texts)))
     reference = [texts[i] for i in spread.astype(int)]
     prints = [rows.fingerprint, *([held_out.fingerprint] if held_out else [])]
-    identity = "-".join([fingerprint(cfg.model), *prints, fingerprint_rows(reference)])
+    identity = "-".join([model_print(cfg), *prints, fingerprint_rows(reference)])
     return Inputs(tokenizer, rows, held_out, beside, reference, identity)
 
 
@@ -235,7 +242,7 @@ def held_out_numbers(cfg: RewardModelConfig, inputs: Inputs, score, mesh: Mesh):
         parts = []
         for batch, weight_B in data.in_order(cfg.batch_rows):
             arrays = shard_rows(mesh, (batch.tokens_BST, batch.attend_BST))
-            score_BS = to_host(score(state.policy, *arrays))
+            score_BS = to_host(score(policy_of(state), *arrays))
             parts.append(score_BS[weight_B > 0])
         whole: RankedBatch = data.take(np.arange(len(data)))
         weight_B = prompt_weight(jnp.asarray(whole.rank_BS), jnp.asarray(whole.valid_BS))

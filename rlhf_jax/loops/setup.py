@@ -12,7 +12,13 @@ from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.functions import Functions, build
-from rlhf_jax.loops.run import check_vocabulary, load_policy
+from rlhf_jax.loops.run import (
+    Start,
+    check_vocabulary,
+    model_print,
+    new_adapters,
+    start_policy,
+)
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.heads import init_scalar_head
 from rlhf_jax.models.reward import load_reward_model, read_trunk_config
@@ -41,16 +47,20 @@ class Inputs:
 class Setup:
     """The model and its functions on a mesh, and the optimizers of policy and critic.
 
-    `critic` is {"trunk", "head"} as the run begins, None where the objective reads no values.
+    `start` is the policy as the run begins and `critic` {"trunk", "head"}: what is trained of it,
+    None where the objective reads no values.
     """
 
     inputs: Inputs
     mesh: Mesh
-    model: Model
-    policy: dict[str, Any]
+    start: Start
     critic: dict[str, Any] | None
     functions: Functions
     optimizers: tuple
+
+    @property
+    def model(self) -> Model:
+        return self.start.model
 
 
 def read_inputs(cfg) -> Inputs:
@@ -81,7 +91,7 @@ def read_prompts(cfg) -> Inputs:
     options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
     prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
     held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
-    identity = "-".join([fingerprint(cfg.model), prompts.fingerprint, held_out.fingerprint])
+    identity = "-".join([model_print(cfg), prompts.fingerprint, held_out.fingerprint])
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
     return Inputs(tokenizer, prompts, held_out, batches, identity)
 
@@ -113,43 +123,52 @@ def set_up(cfg, inputs: Inputs) -> Setup:
     mesh = make_mesh(cfg.mesh)
     check_divides("num_prompts", cfg.num_prompts, "mesh data*fsdp", row_shards(mesh))
     check_micro_rows(cfg.update_rows, cfg.micro_rows, mesh)
-    model, policy = load_policy(cfg.model, cfg, mesh)
-    critic_model, critic = first_critic(cfg, model, policy, mesh)
+    start = start_policy(cfg, mesh)
+    critic_model, critic, start = first_critic(cfg, start, mesh)
     functions, optimizers = build(
         cfg,
-        model,
+        start.model,
         end_ids=inputs.tokenizer.end_ids,
         pad_id=inputs.tokenizer.pad_id,
         mesh=mesh,
         critic_model=critic_model,
     )
-    return Setup(inputs, mesh, model, policy, critic, functions, optimizers)
+    return Setup(inputs, mesh, start, critic, functions, optimizers)
 
 
-def first_critic(
-    cfg, model: Model, policy: dict[str, Any], mesh: Mesh
-) -> tuple[Model, dict[str, Any] | None]:
+def first_critic(cfg, start: Start, mesh: Mesh) -> tuple[Model, dict[str, Any] | None, Start]:
     """The critic's decoder and its {"trunk", "head"}: the policy with a head of zeros, or a reward
-    model (trunk, head and normalisation: V of a whole row begins as the reward model's score)."""
+    model (trunk, head and normalisation: V of a whole row begins as the reward model's score).
+
+    With adapters the trunk is adapted too, on a base that it shares with the policy unless it is a
+    reward model, whose trunk joins the base; the head is trained whole. -> also that start.
+    """
+    model = start.model
     if not cfg.objective.needs_critic:
-        return model, None
+        return model, None, start
     if cfg.critic_from is None:
-        return model, {"trunk": policy, "head": init_scalar_head(model.config.d_model)}
-    return load_reward_model(
-        cfg.critic_from, mesh=mesh, compute_dtype=model.compute_dtype, remat=cfg.remat
-    )[:2]
+        head = init_scalar_head(model.config.d_model)
+        return model, {"trunk": start.trained, "head": head}, start
+    options = dict(mesh=mesh, compute_dtype=model.compute_dtype, remat=cfg.remat)
+    model, params = load_reward_model(cfg.critic_from, **options)[:2]
+    if start.base is None:
+        return model, params, start
+    adapters = new_adapters(cfg, params["trunk"], mesh, draw=2)
+    start = replace(start, base=replace(start.base, critic=params["trunk"]))
+    return model, {"trunk": adapters, "head": params["head"]}, start
 
 
 def first_state(cfg, setup: Setup) -> TrainState:
     """Step 0: the policy, its reference, and a critic where the objective asks for one."""
     tx, critic_tx = setup.optimizers
     return init_state(
-        setup.policy,
+        setup.start.trained,
         tx,
         with_reference=cfg.holds_reference,
         critic=setup.critic,
         critic_tx=critic_tx,
         reward_kl_coef=first_kl_coef(cfg.objective),
+        base=setup.start.base,
         mesh=setup.mesh,
     )
 

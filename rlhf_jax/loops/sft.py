@@ -24,9 +24,9 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.run import load_policy
+from rlhf_jax.loops.run import Start, export_policy, start_policy
 from rlhf_jax.models.config import DecoderShape
-from rlhf_jax.models.convert import export_pretrained, read_config
+from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.multihost import to_host
@@ -34,7 +34,7 @@ from rlhf_jax.parallel.sharding import padded_vocab, shard_rows
 from rlhf_jax.report.curves import Panel
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.scoring import make_score
-from rlhf_jax.train.state import init_params, init_state
+from rlhf_jax.train.state import init_params, init_state, policy_of
 from rlhf_jax.train.steps import make_sft_update
 
 PANELS = (
@@ -67,6 +67,8 @@ class SFTConfig(OfflineConfig):
         OfflineConfig.__post_init__(self)
         if self.answers is not None and self.model is None:
             raise ConfigError("answers are compared with those of a given model: name a model")
+        if self.lora is not None and self.model is None:
+            raise ConfigError("lora adapts a given model: name a model")
 
 
 def run(cfg: SFTConfig) -> dict[str, Any]:
@@ -82,14 +84,13 @@ def run(cfg: SFTConfig) -> dict[str, Any]:
         identity = f"{identity}-{prompts.fingerprint}"
 
     def begin(mesh: Mesh) -> Parts:
-        model, policy = start(cfg, tokenizer, mesh)
+        begun = start(cfg, tokenizer, mesh)
+        model = begun.model
         tx = make_optimizer(cfg.optim, cfg.num_steps)
         return Parts(
-            state=init_state(policy, tx, mesh=mesh),
+            state=init_state(begun.trained, tx, base=begun.base, mesh=mesh),
             update=make_sft_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh),
-            export=lambda state, folder: export_pretrained(
-                folder, model.config, state.policy, tokenizer
-            ),
+            export=lambda state, folder: export_policy(folder, cfg, model, state, tokenizer),
             count=lambda batch: int(batch.mask_BT.sum()),
             measure=make_measure(cfg, model, tokenizer, held_out, prompts, mesh),
         )
@@ -109,7 +110,7 @@ def read_inputs(
     """
     tokenizer, model = byte_tokenizer(), ""
     if cfg.model:
-        tokenizer, model = read_model(cfg.model, cfg.max_tokens)
+        tokenizer, model = read_model(cfg)
     else:
         check_positions(cfg.max_tokens, cfg.decoder.max_positions)
     options = dict(max_tokens=cfg.max_tokens, over_long=cfg.over_long)
@@ -122,14 +123,14 @@ def read_inputs(
     return tokenizer, rows, held_out, identity
 
 
-def start(cfg: SFTConfig, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Model, dict[str, Any]]:
+def start(cfg: SFTConfig, tokenizer: Tokenizer, mesh: Mesh) -> Start:
     """The model of the folder, or a new decoder with random parameters."""
     if cfg.model:
-        return load_policy(cfg.model, cfg, mesh)
+        return start_policy(cfg, mesh)
     vocab = tokenizer.vocab_size
     config = cfg.decoder.config(vocab, padded_vocab(vocab, mesh.shape["tensor"]))
     model = Model(config, DTYPES[cfg.compute_dtype], cfg.remat)
-    return model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh)
+    return Start(model, init_params(model, step_key(cfg.seed, 0, "init"), mesh=mesh), None)
 
 
 def make_measure(
@@ -150,7 +151,7 @@ def make_measure(
     def measure(state) -> dict[str, float]:
         numbers = loss(state) if loss else {}
         if answer:  # the start is read anew, and let go: it is needed nowhere else
-            numbers |= answer(state.policy, load_policy(cfg.model, cfg, mesh)[1])[0]
+            numbers |= answer(policy_of(state), start_policy(cfg, mesh).params)[0]
         return numbers
 
     return measure
@@ -163,7 +164,7 @@ def held_out_loss(cfg: SFTConfig, model: Model, held_out: DemonstrationSet, mesh
     def measure(state) -> dict[str, float]:
         nats, tokens = 0.0, 0
         for batch, weight_B in held_out.in_order(cfg.batch_rows):
-            logp = score(state.policy, None, None, shard_rows(mesh, batch))["logp_old_BT"]
+            logp = score(policy_of(state), None, None, shard_rows(mesh, batch))["logp_old_BT"]
             counted_BT = batch.mask_BT & (weight_B > 0)[:, None]
             nats -= float(to_host(logp)[counted_BT].sum())
             tokens += int(counted_BT.sum())

@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.lora import LowRank
 
 ACTIVATE: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -169,7 +170,13 @@ class Head(nnx.Module):
 
 def _dot(x: Array, weight: nnx.Param, axes: int) -> Array:
     """Contract the last `axes` of x with the first of the weight, in the dtype of x."""
-    return jnp.tensordot(x, weight[...].astype(x.dtype), axes)
+    weight = weight.get_value()
+    if not isinstance(weight, LowRank):
+        return jnp.tensordot(x, weight.astype(x.dtype), axes)
+    y = jnp.tensordot(x, weight.w.astype(x.dtype), axes)
+    # never W + s·A·B here: its gradient would be as large as W's, and as dear
+    low = weight.scale * jnp.tensordot(x, weight.a.astype(x.dtype), axes)
+    return y + jnp.tensordot(low, weight.b.astype(x.dtype), 1)
 
 
 def _add(x: Array, bias: nnx.Param) -> Array:

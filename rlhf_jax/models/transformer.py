@@ -9,6 +9,8 @@ Further parameters are there where the config asks for them: positions/w_TD; nor
 norm_mlp_out; in attn norm_q, norm_k and bias_{q_NHK, k_NJK, v_NJK, o_ND}; in mlp
 bias_{gate_NF, up_NF, down_ND}; a norm's gain_ND instead of its scale, or a bias_ND beside it.
 
+Any matrix of a layer may be a `models.lora.LowRank`: a frozen weight with an adapter beside it.
+
 Layers are stacked on N and scanned, so the program does not grow with depth. Where layers differ
 in what they see, both kinds' masks and rotations are made once and each layer picks its own.
 """
@@ -47,6 +49,7 @@ from rlhf_jax.models.layers import (
     shapes_of,
     stacked,
 )
+from rlhf_jax.models.lora import merged
 from rlhf_jax.models.rope import rotate, turns
 from rlhf_jax.ops.logprobs import soft_cap
 from rlhf_jax.parallel.sharding import ROW_AXES, hold
@@ -144,14 +147,14 @@ class Model:
 
     def prepare(self, params: Params) -> Params:
         """The parameters as `prefill`, `decode`, `head` and `logits` read them in a decoding loop:
-        matrices in `compute_dtype` and, if layers are unrolled, cut into N trees, both once
-        instead of at every step."""
+        adapters merged, matrices in `compute_dtype` and, if layers are unrolled, cut into N trees,
+        all once instead of at every step."""
 
         def cast(path, x):
             in_norm = any(part.key.startswith("norm") for part in path)
             return x if in_norm else x.astype(self.compute_dtype)
 
-        params = jax.tree_util.tree_map_with_path(cast, params)
+        params = jax.tree_util.tree_map_with_path(cast, merged(params))
         return {**params, "layers": self._cut(params["layers"])} if self._unrolls() else params
 
     def prefill(

@@ -41,11 +41,17 @@ TABLE: tuple[tuple[str, P], ...] = (
     (r"norm_out/(scale|gain|bias)_D", P()),  # D
     (r"positions/w_TD", P(None, "fsdp")),  # TD
     (r"head/w_DV", P("fsdp", "tensor")),  # DV
+    # Low-rank adapters: an axis is split as it is in the weight, the rank U nowhere.
+    (r"a_NDU", P(None, "fsdp")),  # NDU
+    (r"a_NHKU", P(None, "tensor")),  # NHKU
+    (r"a_NFU", P(None, "tensor")),  # NFU
+    (r"b_NU(HK|JK|F)", P(None, None, "tensor")),  # NUHK, NUJK, NUF
+    (r"b_NUD", P(None, None, "fsdp")),  # NUD
     (r"head/(w_D|b)", P()),  # D and a scalar: a scalar head (critic, reward)
 )
 # Rules whose J dimension may be replicated: with fewer key/value heads than tensor devices,
 # every device keeps them all, as its query heads need some of them.
-_KV_HEADS = re.compile(r"attn/(bias_)?[kv]_(?P<dims>ND?JK)$")
+_KV_HEADS = re.compile(r"attn/(bias_)?[kv]_(NDJK/b_)?(?P<dims>N[DU]?JK)$")
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -27,7 +27,7 @@ from rlhf_jax.errors import ConfigError
 from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.train.microbatch import map_rows
 from rlhf_jax.train.scoring import forward_logprobs
-from rlhf_jax.train.state import TrainState
+from rlhf_jax.train.state import TrainState, jit_update, policy_of, reference_of
 from rlhf_jax.train.steps import guarded_step
 from rlhf_jax.types import PreferenceBatch, UnpairedBatch
 
@@ -112,7 +112,7 @@ def make_preference_update(
         bad_B = _bad(logp_BS, logp_ref_BS).any(axis=1) & (weight_B != 0)
         return loss, (metrics, bad_B)
 
-    @partial(jax.jit, donate_argnums=0)
+    @jit_update
     def update(state, objective, batch):
         sides = (batch.tokens_BST, batch.attend_BST, batch.mask_BST)
         length_BS = jnp.sum(batch.mask_BST, axis=2)
@@ -120,7 +120,7 @@ def make_preference_update(
         if objective.needs_reference:
             logp_ref_BS = _of_reference(score, state, batch.logp_ref_BS, sides)
         if objective.needs_statistic:
-            logp_BS = score(state.policy, sides)
+            logp_BS = score(policy_of(state), sides)
         labels = pair_labels(
             objective,
             length_BS,
@@ -164,7 +164,7 @@ def make_unpaired_update(
         loss, metrics = unpaired_loss(objective, logp_B, logp_ref_B, desirable_B, labels)
         return loss, (metrics, _bad(logp_B, logp_ref_B))
 
-    @partial(jax.jit, donate_argnums=0)
+    @jit_update
     def update(state, objective, batch):
         rows = (batch.tokens_BT, batch.attend_BT, batch.mask_BT)
         logp_ref_B = _of_reference(score, state, batch.logp_ref_B, rows)
@@ -173,10 +173,10 @@ def make_unpaired_update(
             if batch.tokens_other_BT is None:
                 raise ConfigError("the objective reads mismatched pairs; the batch has none")
             other = (batch.tokens_other_BT, batch.attend_other_BT, batch.mask_other_BT)
-            known["logp_other_B"] = score(state.policy, other)
+            known["logp_other_B"] = score(policy_of(state), other)
             known["logp_ref_other_B"] = _of_reference(score, state, batch.logp_ref_other_B, other)
         elif objective.needs_statistic:
-            known["logp_B"] = score(state.policy, rows)
+            known["logp_B"] = score(policy_of(state), rows)
         labels = unpaired_labels(objective, batch.desirable_B, **known)
         return guarded_step(
             state,
@@ -206,7 +206,7 @@ def _of_reference(score, state, given, rows):
             "the objective reads log-probs of a reference: give them with the batch, or init_state "
             "a reference"
         )
-    return score(state.reference, rows)
+    return score(reference_of(state), rows)
 
 
 def _bad(*logps):

@@ -16,7 +16,7 @@ from rlhf_jax.algorithms.reward_model import RewardObjective, reward_loss
 from rlhf_jax.losses.bradley_terry import prompt_weight
 from rlhf_jax.models.reward import forward_scores
 from rlhf_jax.train.microbatch import map_rows
-from rlhf_jax.train.state import TrainState
+from rlhf_jax.train.state import TrainState, jit_update
 from rlhf_jax.train.steps import guarded_step
 from rlhf_jax.types import RankedBatch
 
@@ -63,7 +63,7 @@ def make_reward_update(
         bad_B = jnp.any(~jnp.isfinite(score_BS) & batch.valid_BS, axis=1)
         return loss, (metrics, bad_B)
 
-    @partial(jax.jit, donate_argnums=0)
+    @jit_update
     def update(state, objective, batch):
         return guarded_step(
             state,

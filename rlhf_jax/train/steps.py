@@ -22,7 +22,7 @@ from rlhf_jax.parallel.sharding import constrain
 from rlhf_jax.train.microbatch import summed_gradients
 from rlhf_jax.train.optim import read_learning_rate
 from rlhf_jax.train.scoring import forward_logprobs, forward_values
-from rlhf_jax.train.state import CriticState, TrainState
+from rlhf_jax.train.state import CriticState, TrainState, jit_update, with_base
 from rlhf_jax.types import PolicyBatch, SFTBatch, replace
 
 
@@ -88,7 +88,7 @@ def make_update(
         )
         return loss, (metrics, _bad_rows(batch, logp_BT, value_BT))
 
-    @partial(jax.jit, donate_argnums=0)
+    @jit_update
     def update(state, objective, batch):
         weight_BT = objective.aggregate(batch.mask_BT, batch.group_B)
         return guarded_step(
@@ -134,7 +134,7 @@ def make_sft_update(
         metrics = lax.stop_gradient({"loss": total(loss_BT, batch.mask_BT)})
         return loss, (metrics, _bad_rows(batch, logp_BT))
 
-    @partial(jax.jit, donate_argnums=0)
+    @jit_update
     def update(state, batch):
         rows = jnp.arange(batch.mask_BT.shape[0])
         weight_BT = token_mean(batch.mask_BT, rows)
@@ -167,7 +167,8 @@ def guarded_step(
 
     Args:
         state: policy, critic and their optimizers' states.
-        loss_fn: as `summed_gradients` takes it; params are {"policy"} and, with it, {"critic"}.
+        loss_fn: as `summed_gradients` takes it; params are {"policy"} and, with it, {"critic"},
+            whole, as models take them; the gradient is of what the state trains of them.
         parts: (batch, its weights), both leading with rows; the weights of the whole batch, taken
             before it is cut.
         txs: optimizers of "policy" and "critic".
@@ -189,7 +190,11 @@ def guarded_step(
         params["critic"] = state.critic.params
         opt_states["critic"] = state.critic.opt_state
     loss, grads, metrics, bad_B = summed_gradients(
-        loss_fn, params, parts, micro_rows=micro_rows, mesh=mesh
+        lambda trained, part: loss_fn(with_base(state.base, trained), part),
+        params,
+        parts,
+        micro_rows=micro_rows,
+        mesh=mesh,
     )
     norms = {name: optax.global_norm(grads[name]) for name in params}
     finite = jnp.isfinite(loss) & jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))

@@ -73,7 +73,7 @@ def one_step(folders, out, monkeypatch, mesh=None):
         other = load_policy(folders[1], cfg, setup.mesh)[1]
         head = {"w_D": np.linspace(-0.1, 0.1, model.config.d_model, dtype=np.float32)}
         state = init_state(
-            setup.policy,
+            setup.start.trained,
             tx,
             critic={"trunk": other, "head": {**head, "b": np.float32(0.2)}},
             critic_tx=tx,

@@ -89,11 +89,11 @@ def test_the_baseline_is_the_greedy_answers_score(remax_cfg, policy_folder, one_
     setup = online.set_up(remax_cfg, inputs)
     prompts = inputs.batches[0]
     key = jax.random.key(0)
-    greedy = setup.functions.greedy(setup.policy, prompts, key)
-    again = setup.functions.greedy(setup.policy, prompts, jax.random.key(1))
+    greedy = setup.functions.greedy(setup.start.params, prompts, key)
+    again = setup.functions.greedy(setup.start.params, prompts, jax.random.key(1))
     np.testing.assert_array_equal(greedy.tokens_BT, again.tokens_BT)
     assert greedy.tokens_BT.shape[0] == len(prompts.texts)
-    sampled = setup.functions.sample(setup.policy, prompts, key)
+    sampled = setup.functions.sample(setup.start.params, prompts, key)
     assert (np.asarray(sampled.tokens_BT) != np.asarray(greedy.tokens_BT)).any()
     scores = {
         "score_BC": np.asarray([[1.0], [0.0], [0.5], [0.25]], np.float32),
@@ -181,7 +181,7 @@ def test_the_critic_begins_as_the_reward_model(policy_folder, reward_folder, tmp
     cfg = four_models(policy_folder, reward_folder, tmp_path)
     setup = online.set_up(cfg, online.read_inputs(cfg))
     prompts = setup.inputs.batches[0]
-    rollout = setup.functions.sample(setup.policy, prompts, jax.random.key(0))
+    rollout = setup.functions.sample(setup.start.params, prompts, jax.random.key(0))
     values = setup.functions.score(None, None, setup.critic, rollout)
     model, params, _ = load_reward_model(reward_folder)
     score_B = forward_scores(model, params, rollout.tokens_BT, rollout.attend_BT)
@@ -256,8 +256,8 @@ def test_sampler_and_trainer_agree(dtype, policy_folder):
     """|log π| of one token, by the decoder with its cache and by the trainer's whole rows."""
     cfg = online_config(policy_folder, "no/out", compute_dtype=dtype, max_new_tokens=16)
     setup = online.set_up(cfg, online.read_inputs(cfg))
-    rollout = setup.functions.sample(setup.policy, setup.inputs.batches[0], jax.random.key(0))
-    scored = setup.functions.score(setup.policy, None, None, rollout)
+    rollout = setup.functions.sample(setup.start.params, setup.inputs.batches[0], jax.random.key(0))
+    scored = setup.functions.score(setup.start.params, None, None, rollout)
     gap_BT = np.abs(np.asarray(scored["logp_old_BT"]) - np.asarray(rollout.logp_full_BT))
     gaps = gap_BT[np.asarray(rollout.mask_BT)]
     mean, largest = GAP_BARS[dtype]
