@@ -56,6 +56,6 @@ setup(
         "figures": ["pandas>=2.2", "scipy>=1.14"],
         # The losses of TRL are called as they stand inside its trainers, so one minor version, the
         # last with PPO. torch's CPU build is enough, where pip is shown one: 2.13.0+cpu.
-        "parity": ["torch>=2.13,<2.14", "trl>=1.12,<1.13"],
+        "parity": ["torch>=2.13,<2.14", "trl>=1.12,<1.13", "peft>=0.19,<0.22"],
     },
 )

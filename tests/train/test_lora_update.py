@@ -38,9 +38,9 @@ def batch():
 def parts(mesh=None):
     """(adapters that change something, the frozen base), on a mesh if there is one."""
     draw = np.random.default_rng(1)
-    base = random_params(MODEL, 0, scale=0.4)
+    base = random_params(MODEL, 0, scale=0.2)
     shapes = adapter_shapes(LORA, base)
-    adapters = jax.tree.map(lambda s: jnp.asarray(0.4 * draw.normal(size=s.shape), s.dtype), shapes)
+    adapters = jax.tree.map(lambda s: jnp.asarray(0.2 * draw.normal(size=s.shape), s.dtype), shapes)
     if mesh is not None:
         base, adapters = shard(mesh, base), shard(mesh, adapters)
     return adapters, Frozen(policy=base, scale=LORA.scale)
@@ -70,7 +70,7 @@ def test_eight_devices_equal_one(alone, mesh, micro_rows):
     with jax.set_mesh(mesh):
         state, found = stepped(mesh, micro_rows)
     for x, want in zip(*map(jax.tree.leaves, (found, alone[1])), strict=True):
-        np.testing.assert_allclose(x, want, atol=1e-5 * max(1e-3, np.abs(want).max()))
+        assert np.abs(x - want).max() <= 1e-5 * np.abs(want).max()
     q = state.policy["layers"]["attn"]["q_NDHK"]
     assert {s.data.shape for s in q["a_NDU"].addressable_shards} == {(2, 4, 2)}
     split = 4 // mesh.shape["tensor"]
@@ -82,7 +82,7 @@ def test_eight_devices_equal_one(alone, mesh, micro_rows):
 def test_micro_batches_change_nothing(alone):
     found = stepped(micro_rows=2)[1]
     for x, want in zip(*map(jax.tree.leaves, (found, alone[1])), strict=True):
-        np.testing.assert_allclose(x, want, atol=1e-5 * max(1e-3, np.abs(want).max()))
+        assert np.abs(x - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_the_base_is_neither_written_nor_donated_nor_copied(alone):
@@ -90,7 +90,7 @@ def test_the_base_is_neither_written_nor_donated_nor_copied(alone):
     state = init_state(adapters, SGD, base=base, with_reference=True)
     new, _ = make_sft_update(MODEL, SGD)(state, batch())
     for x, y, want in zip(
-        *map(jax.tree.leaves, (new.base, base, random_params(MODEL, 0, scale=0.4))), strict=True
+        *map(jax.tree.leaves, (new.base, base, random_params(MODEL, 0, scale=0.2))), strict=True
     ):
         assert x is y
         np.testing.assert_array_equal(x, want)
