@@ -18,7 +18,7 @@ from rlhf_jax.data.preferences import PreferenceSet
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.data.unpaired import UnpairedSet
 from rlhf_jax.loops.answers import make_answering
-from rlhf_jax.loops.run import start_policy
+from rlhf_jax.loops.start import start_policy
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.ops.totals import metric_values
@@ -65,8 +65,8 @@ def make_measure(
 ) -> Callable | None:
     """state -> what held-out rows and answers say of its policy; None where neither is asked for.
 
-    The answers' KL is to the policy of the start, read anew for each measurement where the state holds no
-    reference, and let go after it.
+    The answers' KL is to the policy of the start, read anew for each measurement where the state
+    holds no reference, and let go after it.
     """
     if held_out is None and prompts is None:
         return None

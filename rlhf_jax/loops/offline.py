@@ -17,7 +17,8 @@ from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.data.order import ahead
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.common import RunConfig, StopRequest
-from rlhf_jax.loops.run import Run, check_vocabulary, model_print
+from rlhf_jax.loops.run import Run, check_vocabulary
+from rlhf_jax.loops.start import model_print
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.parallel.mesh import make_mesh

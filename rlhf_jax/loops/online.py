@@ -22,8 +22,9 @@ from rlhf_jax.loops.common import StopRequest
 from rlhf_jax.loops.draws import Draws
 from rlhf_jax.loops.measure import answer_held_out, measure, panels_of
 from rlhf_jax.loops.rollout_config import RolloutConfig
-from rlhf_jax.loops.run import Run, export_policy
+from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Setup, first_state, read_inputs, set_up
+from rlhf_jax.loops.start import export_policy
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.report.progress import Progress

@@ -27,8 +27,9 @@ from rlhf_jax.loops.measure import measure
 from rlhf_jax.loops.online import COUNTS
 from rlhf_jax.loops.preference import check_weighted
 from rlhf_jax.loops.rollout_config import RolloutConfig
-from rlhf_jax.loops.run import Run, export_policy, start_policy
+from rlhf_jax.loops.run import Run
 from rlhf_jax.loops.setup import Inputs, read_prompts
+from rlhf_jax.loops.start import export_policy, start_policy
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.multihost import to_host

@@ -32,7 +32,7 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.run import export_policy, start_policy
+from rlhf_jax.loops.start import export_policy, start_policy
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.report.curves import Panel

@@ -25,7 +25,8 @@ from rlhf_jax.loops.offline import (
     check_positions,
     run_offline,
 )
-from rlhf_jax.loops.run import check_vocabulary, first_adapters, model_print
+from rlhf_jax.loops.run import check_vocabulary
+from rlhf_jax.loops.start import first_adapters, model_print
 from rlhf_jax.losses.bradley_terry import prompt_weight
 from rlhf_jax.models.heads import normalised
 from rlhf_jax.models.lora import merged

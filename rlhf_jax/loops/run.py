@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.collect import Judged
-from rlhf_jax.loops.common import DTYPES, RunConfig, step_key
+from rlhf_jax.loops.common import DTYPES, RunConfig
 from rlhf_jax.models.config import DecoderConfig
-from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
-from rlhf_jax.models.lora import adapter_shapes, init_adapters, merged
-from rlhf_jax.models.peft import export_adapters, in_peft_format, load_adapters
+from rlhf_jax.models.convert import load_pretrained, read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
-from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.multihost import is_first_process, to_host
-from rlhf_jax.parallel.sharding import padded_vocab, shard, sharding_tree, spec_for
+from rlhf_jax.parallel.sharding import padded_vocab, spec_for
 from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.resolved import resolved
 from rlhf_jax.report.run_folder import RunFolder
 from rlhf_jax.train.checkpoint import Checkpointer
 from rlhf_jax.train.metrics import bad_rows, update_numbers
-from rlhf_jax.train.state import Frozen, TrainState, policy_of, with_base
+from rlhf_jax.train.state import TrainState
 from rlhf_jax.types import replace
 
 # Shown beside the progress bar -> name in the metrics.
@@ -59,74 +54,6 @@ def load_policy(folder: str, cfg: RunConfig, mesh: Mesh) -> tuple[Model, dict[st
     vocab = padded_vocab(read_config(folder).vocab_size, tensor)
     config, params = load_pretrained(folder, sharding=sharding, vocab_padded=vocab)
     return Model(config, DTYPES[cfg.compute_dtype], cfg.remat), params
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a run begins from: what it trains, and the frozen base of its adapters (or None)."""
-
-    model: Model
-    trained: dict[str, Any]
-    base: Frozen | None
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The policy at the start, as `model` takes it: the reference of the run."""
-        return with_base(self.base, {"policy": self.trained})["policy"]
-
-
-def start_policy(cfg: RunConfig, mesh: Mesh) -> Start:
-    """The policy of `cfg.model`: all of it to train, or frozen under `cfg.lora`'s adapters.
-
-    Raises:
-        ConfigError: a folder that cannot be used, or adapters that do not fit the model.
-    """
-    model, params = load_policy(cfg.model, cfg, mesh)
-    if cfg.lora is None:
-        return Start(model, params, None)
-    adapters = first_adapters(cfg, model.config, params, mesh)
-    return Start(model, adapters, Frozen(policy=params, scale=cfg.lora.scale))
-
-
-def first_adapters(
-    cfg: RunConfig, config: DecoderConfig, params: dict[str, Any], mesh: Mesh
-) -> dict[str, Any]:
-    """Those of `cfg.lora.adapter`, or new ones that change nothing yet."""
-    if cfg.lora.adapter is None:
-        return new_adapters(cfg, params, mesh)
-    shapes = adapter_shapes(cfg.lora, params)
-    return shard(mesh, load_adapters(cfg.lora, config, shapes))
-
-
-def new_adapters(
-    cfg: RunConfig, params: dict[str, Any], mesh: Mesh, *, draw: int = 1
-) -> dict[str, Any]:
-    """Adapters of a decoder that change nothing yet. `draw`: another number, another A."""
-    shapes = adapter_shapes(cfg.lora, params)
-    places = sharding_tree(mesh, shapes)
-    key = step_key(cfg.seed, 0, "init", draw)
-    return jax.jit(lambda key: init_adapters(key, shapes), out_shardings=places)(key)
-
-
-def model_print(cfg: RunConfig) -> str:
-    """Fingerprint of what a run begins from: the model folder, and the adapter if one is given."""
-    if cfg.lora is None or cfg.lora.adapter is None:
-        return fingerprint(cfg.model)
-    return f"{fingerprint(cfg.model)}-{fingerprint(cfg.lora.adapter)}"
-
-
-def export_policy(
-    folder: Path, cfg: RunConfig, model: Model, state: TrainState, tokenizer: Tokenizer
-) -> None:
-    """Write the policy as a Hugging Face folder; its adapters are merged there, and stand by
-    themselves, in PEFT's format, in adapter/ beside it where that format can say them."""
-    params = policy_of(state)
-    if cfg.lora is not None:
-        params = jax.jit(merged)(params)
-        if in_peft_format(model.config):
-            place = folder.with_name("adapter")
-            export_adapters(place, cfg.lora, model.config, state.policy, base=cfg.model)
-    export_pretrained(folder, model.config, params, tokenizer)
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig, folder: str) -> None:

@@ -12,13 +12,8 @@ from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.functions import Functions, build
-from rlhf_jax.loops.run import (
-    Start,
-    check_vocabulary,
-    model_print,
-    new_adapters,
-    start_policy,
-)
+from rlhf_jax.loops.run import check_vocabulary
+from rlhf_jax.loops.start import Start, model_print, new_adapters, start_policy
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.heads import init_scalar_head
 from rlhf_jax.models.reward import load_reward_model, read_trunk_config

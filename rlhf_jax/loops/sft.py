@@ -24,7 +24,7 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.run import Start, export_policy, start_policy
+from rlhf_jax.loops.start import Start, export_policy, start_policy
 from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
