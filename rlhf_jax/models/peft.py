@@ -44,6 +44,14 @@ _ONLY = {
     "layer_replication": (None, []),
     "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False,),
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "arrow_config": (None,),
+    "monteclora_config": (None,),
+    # the others (PiSSA, OLoRA, LoftQ, …) begin by changing the base that they were trained on
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
 }
 
 

@@ -68,6 +68,8 @@ def test_names_and_layouts_are_those_of_peft(folder):
         ("bias", "all", "bias"),
         ("modules_to_save", ["lm_head"], "modules_to_save"),
         ("rank_pattern", {"q_proj": 8}, "rank_pattern"),
+        ("init_lora_weights", "pissa", "init_lora_weights"),
+        ("alora_invocation_tokens", [1, 2], "alora_invocation_tokens"),
         ("layers_to_transform", [0], "layers_to_transform"),
     ],
 )
