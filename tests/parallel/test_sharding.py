@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.config import DecoderConfig
+from rlhf_jax.models.lora import LoraConfig, adapter_shapes
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.parallel.sharding import (
@@ -50,7 +51,9 @@ def test_every_rule_serves_and_the_optimizer_repeats_it(mesh, model):
     every_option = dict(norm_outputs=True, qk_norm=True, qkv_bias=True, out_bias=True)
     other = replace(model.config, **every_option, mlp_bias=True, norm="layer", rope=None)
     other = Model(other).abstract()
+    adapters = adapter_shapes(LoraConfig(rank=3), params)
     tree = {"policy": params, "opt_state": opt_state, "critic": critic, "other": other}
+    tree["adapters"] = adapters
     specs = {
         path_name(path): sharding.spec
         for path, sharding in jax.tree_util.tree_leaves_with_path(sharding_tree(mesh, tree))
@@ -60,6 +63,16 @@ def test_every_rule_serves_and_the_optimizer_repeats_it(mesh, model):
         for moment in ("mu", "nu"):
             assert specs[f"opt_state/0/{moment}/{path}"] == specs[f"policy/{path}"], path
     assert specs["opt_state/0/count"] == P()
+    # an axis of an adapter is split as it is in the weight
+    for path, _ in jax.tree_util.tree_leaves_with_path(adapters):
+        *weight, part = path_name(path).split("/")
+        whole = dict(
+            zip(weight[-1].split("_")[1], specs["/".join(["policy", *weight])], strict=False)
+        )
+        found = dict(
+            zip(part.split("_")[1], specs["/".join(["adapters", *weight, part])], strict=False)
+        )
+        assert found == {axis: whole.get(axis) for axis in found}, path
     idle = [rule for rule, _ in TABLE if not any(re.search(f"{rule}$", path) for path in specs)]
     assert idle == []
 
