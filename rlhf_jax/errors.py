@@ -10,6 +10,9 @@ import importlib.util
 import math
 import sys
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 
 class ConfigError(ValueError):
@@ -37,6 +40,16 @@ def check_choice(where: str, value: str, options: Iterable[str]) -> None:
         raise ConfigError(f"{where}={value!r} is unknown; {nearest(value, options)}")
 
 
+def plain_number(value: Any) -> int | float | None:
+    """The number that a value is: Python's, or NumPy's (a scalar, an array of no axis); else None.
+
+    Arrays of jax are none: to look at one is to wait for it, and traced ones hold nothing.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        value = value.item()
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def check_number(
     where: str,
     value: float,
@@ -47,12 +60,12 @@ def check_number(
     open_high: bool = False,
 ) -> None:
     """Refuse a number that is not finite or outside [low, high] (or the open end asked for)."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = plain_number(value)
     largest = sys.float_info.max  # a whole number may be beyond every float
-    if not is_number or not -largest <= value <= largest:
+    if number is None or not -largest <= number <= largest:
         raise ConfigError(f"{where}={value!r} is not a finite number")
-    below = value <= low if open_low else value < low
-    above = value >= high if open_high else value > high
+    below = number <= low if open_low else number < low
+    above = number >= high if open_high else number > high
     if below or above:
         left, right = "(" if open_low else "[", ")" if open_high else "]"
         raise ConfigError(f"{where}={value} is outside {left}{low:g}, {high:g}{right}")

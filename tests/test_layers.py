@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"types", "bind", "errors"},
+    {"parts"},
     {"ops", "parallel"},
     {"losses", "advantages"},
     {"algorithms", "models"},

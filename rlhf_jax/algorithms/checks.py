@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 
 from rlhf_jax.advantages import (
     GREEDY_BASELINES,
@@ -12,10 +13,8 @@ from rlhf_jax.advantages import (
     reward_to_go,
 )
 from rlhf_jax.algorithms.measures import sampled_logp
-from rlhf_jax.bind import Bound
 from rlhf_jax.errors import ConfigError, ConfigWarning
 from rlhf_jax.losses.kl import placement_advice
-from rlhf_jax.losses.value import ValueTerm
 
 
 def check_parts(objective) -> None:
@@ -32,12 +31,10 @@ def check_parts(objective) -> None:
         if advice is not None:  # told at the line that wrote the objective
             warnings.warn(advice, ConfigWarning, stacklevel=4)
     value, advantage = objective.value, objective.advantage
-    if getattr(objective.loss_kl, "controller", None) is not None:
+    if objective.loss_kl is not None and objective.loss_kl.controller is not None:
         raise ConfigError("loss_kl takes no controller; adapt the coefficient of reward_kl instead")
-    if getattr(objective.reward_kl, "ratio", None) is not None:
+    if objective.reward_kl is not None and objective.reward_kl.ratio is not None:
         raise ConfigError("reward_kl takes no ratio: its tokens are the sampling policy's own")
-    if not isinstance(advantage, Bound):
-        return
     reads_values = advantage.fn in VALUE_BASELINES
     if reads_values and value is None:
         raise ConfigError(f"advantage={advantage} reads a critic; give value=ValueTerm(...)")
@@ -46,7 +43,7 @@ def check_parts(objective) -> None:
         raise ConfigError(
             f"value is set, but advantage={advantage} reads no critic; use gae, or value=None"
         )
-    if isinstance(value, ValueTerm) and value.lam is not None and not reads_values:
+    if value is not None and value.lam is not None and not reads_values:
         raise ConfigError(f"value.lam is set, but advantage={advantage} has no λ to replace")
     if advantage.fn in SCORE_BASELINES:
         for name in ("reward_kl", "shape_score", "whiten_reward"):
@@ -55,6 +52,27 @@ def check_parts(objective) -> None:
                     f"{name} is set, but advantage={advantage} reads the functions' own scores "
                     "and no shaped reward; put the KL in the loss (loss_kl)"
                 )
+
+
+def check_statistic(objective, read_by: Mapping[Callable, Callable]) -> None:
+    """A statistic of the whole batch is there where the loss of a preference objective reads it.
+
+    Args:
+        objective: has a loss and a statistic (or None).
+        read_by: losses of this package -> the statistic that each reads.
+
+    Raises:
+        ConfigError: it is missing, or nothing reads it.
+    """
+    loss, statistic = objective.loss, objective.statistic
+    wanted = read_by.get(loss.fn)
+    if wanted is not None and statistic is None:
+        raise ConfigError(
+            f"loss={loss} reads a statistic of the whole batch; give statistic={wanted.__name__}"
+        )
+    ours = loss.fn.__module__.startswith("rlhf_jax.")
+    if ours and wanted is None and statistic is not None:
+        raise ConfigError(f"statistic is set, but loss={loss} reads none")
 
 
 def check_scored(objective, scored) -> None:

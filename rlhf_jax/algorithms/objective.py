@@ -20,7 +20,6 @@ from rlhf_jax.advantages import (
 )
 from rlhf_jax.algorithms.checks import check_batch, check_parts, check_scored
 from rlhf_jax.algorithms.measures import label_metrics, sampled_logp, score_metrics, token_metrics
-from rlhf_jax.algorithms.ranges import check_numbers
 from rlhf_jax.bind import Bound, bind
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
 from rlhf_jax.losses.kl import KL, kl_tokens
@@ -29,7 +28,21 @@ from rlhf_jax.losses.value import ValueTerm
 from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.ops.shaping import place_at_last, subtract_kl
 from rlhf_jax.ops.totals import Share
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import PolicyBatch, Scored, pytree, replace
+
+_CALLED_WITH = {
+    "advantage": ("scored", "reward_BT"),
+    "whiten": ("advantage_BT", "mask_BT"),
+    "ratio": ("logp_BT", "logp_old_BT", "mask_BT"),
+    "surrogate": ("logp_BT", "logp_old_BT", "ratio_BT", "advantage_BT", "mask_BT"),
+    "aggregate": ("mask_BT", "group_B"),
+    "correction": ("logp_old_BT", "logp_sampler_BT", "mask_BT"),
+    "select": ("scored",),
+    "shape_score": ("scored", "score_B"),
+    "whiten_reward": ("reward_BT", "mask_BT"),
+    "keep_group": ("score_B", "group_B", "valid_B"),
+}
 
 
 @pytree
@@ -55,8 +68,7 @@ class PolicyObjective:
     may stand.
 
     Raises:
-        ConfigError: a number that is not finite or outside its range, or parts that contradict
-            each other.
+        ConfigError: what `settle` and `check_calls` raise, or parts that contradict each other.
 
     Warns:
         ConfigWarning: a KL estimator stands where its gradient is not that of a KL.
@@ -78,16 +90,9 @@ class PolicyObjective:
     value: ValueTerm | None = None
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            part = getattr(self, name)
-            if name in ("select", "shape_score"):
-                part = tuple(map(_bound, part)) if isinstance(part, tuple) else _bound(part)
-                part = (part,) if isinstance(part, Bound) else part
-            else:
-                part = _bound(part)
-            object.__setattr__(self, name, part)
-            check_numbers(name, part)
+        settle(self)
         check_parts(self)
+        check_calls(self, **_CALLED_WITH)
 
     @property
     def needs_reference(self) -> bool:
@@ -102,27 +107,22 @@ class PolicyObjective:
     @property
     def needs_group(self) -> bool:
         """Rows of one prompt are compared, so fewer than two samples a prompt teach nothing."""
-        in_advantage = isinstance(self.advantage, Bound) and self.advantage.fn in GROUP_BASELINES
-        return in_advantage or self.keep_group is not None
+        return self.advantage.fn in GROUP_BASELINES or self.keep_group is not None
 
     @property
     def needs_greedy(self) -> bool:
         """A greedy response a prompt must be drawn and scored: `Scored.baseline_B` (ReMax)."""
-        return isinstance(self.advantage, Bound) and self.advantage.fn in GREEDY_BASELINES
+        return self.advantage.fn in GREEDY_BASELINES
 
     @property
     def needs_steps(self) -> bool:
         """Step rewards must be there: `Scored.step_score_BT` and `step_end_BT`."""
-        return isinstance(self.advantage, Bound) and self.advantage.fn in STEP_BASELINES
+        return self.advantage.fn in STEP_BASELINES
 
     @property
     def needs_old(self) -> bool:
         """The trainer's own log-probs of the sampled tokens are compared with the sampler's."""
         return self.correction is not None
-
-
-def _bound(part):
-    return bind(part) if callable(part) and not isinstance(part, Bound) else part
 
 
 @pytree

@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from rlhf_jax.algorithms.ranges import check_numbers
+from rlhf_jax.algorithms.checks import check_statistic
 from rlhf_jax.bind import Bound, bind
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.nll import NLL
@@ -26,6 +26,7 @@ from rlhf_jax.losses.preference_free import cpo, mean_logp, orpo, simpo, total_l
 from rlhf_jax.losses.preference_transport import aot, aot_unpaired, matched_leads, matched_sides
 from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.ops.totals import Share, total
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import pytree
 
 # What reads no reference. Any other function is taken to read one.
@@ -50,8 +51,8 @@ class PreferenceObjective:
     A plain module-level function is wrapped by `bind`.
 
     Raises:
-        ConfigError: a number that is not finite or outside its range, or a loss without the
-            statistic that it reads.
+        ConfigError: what `settle` and `check_calls` raise, a loss without the statistic that it
+            reads, or a statistic that it does not read.
     """
 
     loss: Bound
@@ -61,13 +62,16 @@ class PreferenceObjective:
     nll: NLL | None = None
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            part = getattr(self, name)
-            if callable(part) and not isinstance(part, Bound):
-                part = bind(part)
-                object.__setattr__(self, name, part)
-            check_numbers(name, part)
-        _check_parts(self)
+        settle(self)
+        check_statistic(self, _STATISTIC)
+        sums, weight = ("logp_BS", "logp_ref_BS", "length_BS"), ("weight_B",)
+        check_calls(
+            self,
+            loss=sums if self.statistic is None else (*sums, "statistic"),
+            reward=sums,
+            statistic=(*sums, *weight),
+            weigh=("logp_BS", "length_BS"),
+        )
 
     @property
     def needs_reference(self) -> bool:
@@ -78,20 +82,6 @@ class PreferenceObjective:
     def needs_statistic(self) -> bool:
         """`pair_labels` needs the present policy's log-probs of the whole batch."""
         return self.statistic is not None
-
-
-def _check_parts(objective):
-    if not isinstance(objective.loss, Bound):
-        return
-    wanted = _STATISTIC.get(objective.loss.fn)
-    if wanted is not None and objective.statistic is None:
-        raise ConfigError(
-            f"loss={objective.loss} reads a statistic of the whole batch; "
-            f"give statistic={wanted.__name__}"
-        )
-    reads_none = objective.loss.fn.__module__.startswith("rlhf_jax.") and wanted is None
-    if reads_none and objective.statistic is not None:
-        raise ConfigError(f"statistic is set, but loss={objective.loss} reads none")
 
 
 @pytree

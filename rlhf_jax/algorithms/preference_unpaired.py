@@ -14,12 +14,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from rlhf_jax.algorithms.ranges import check_numbers
-from rlhf_jax.bind import Bound, bind
+from rlhf_jax.algorithms.checks import check_statistic
+from rlhf_jax.bind import Bound
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.preference_unpaired import bco_unpaired, class_shift, kto, mismatched_kl
 from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.ops.totals import Share, total
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import pytree
 
 # Losses with a fourth argument, and the statistic that it is.
@@ -37,26 +38,22 @@ class UnpairedObjective:
     A plain module-level function is wrapped by `bind`.
 
     Raises:
-        ConfigError: a number that is not finite or outside its range, or a loss without the
-            statistic that it reads.
+        ConfigError: what `settle` and `check_calls` raise, a loss without the statistic that it
+            reads, or a statistic that it does not read.
     """
 
     loss: Bound
     statistic: Bound | None = None
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            part = getattr(self, name)
-            if callable(part) and not isinstance(part, Bound):
-                part = bind(part)
-                object.__setattr__(self, name, part)
-            check_numbers(name, part)
-        wanted = _STATISTIC.get(self.loss.fn) if isinstance(self.loss, Bound) else None
-        if wanted is not None and self.statistic is None:
-            raise ConfigError(
-                f"loss={self.loss} reads a statistic of the whole batch; "
-                f"give statistic={wanted.__name__}"
-            )
+        settle(self)
+        check_statistic(self, _STATISTIC)
+        sums = ("logp_B", "logp_ref_B", "desirable_B")
+        check_calls(
+            self,
+            loss=sums if self.statistic is None else (*sums, "statistic_B"),
+            statistic=("ratio_B", "other_ratio_B", "desirable_B", "weight_B"),
+        )
 
     @property
     def needs_statistic(self) -> bool:

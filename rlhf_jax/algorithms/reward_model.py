@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from rlhf_jax.algorithms.ranges import check_numbers
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.bradley_terry import (
     best_of,
     centring,
@@ -17,6 +16,7 @@ from rlhf_jax.losses.bradley_terry import (
 )
 from rlhf_jax.ops.masked import masked_sum
 from rlhf_jax.ops.totals import Share, total
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import RankedBatch, pytree
 
 _NO_MARGIN = frozenset({best_of})
@@ -31,19 +31,15 @@ class RewardObjective:
     centre: coefficient ≥ 0 of `bradley_terry.centring`, .01 in 2312.09244
 
     Raises:
-        ConfigError: a number that is not finite or negative.
+        ConfigError: what `settle` and `check_calls` raise.
     """
 
     loss: Bound = bind(ranked)
     centre: float | None = None
 
     def __post_init__(self):
-        if callable(self.loss) and not isinstance(self.loss, Bound):
-            object.__setattr__(self, "loss", bind(self.loss))
-        for name in self.__dataclass_fields__:
-            check_numbers(name, getattr(self, name))
-        if isinstance(self.centre, (int, float)):
-            check_number("centre", self.centre, low=0.0)
+        settle(self)
+        check_calls(self, loss=("score_BS", "rank_BS", "valid_BS"))
 
 
 def reward_loss(

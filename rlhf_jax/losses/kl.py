@@ -25,8 +25,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.bind import Bound
+from rlhf_jax.errors import ConfigError, plain_number
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import pytree
 
 _LIMIT = 20.0  # exp(20) ≈ 4.9e8; past it k3 is constant and its gradient 0
@@ -102,8 +103,8 @@ class KL:
     the train state. `ratio(logp_BT, logp_old_BT, mask_BT)` multiplies the estimate, in the loss.
 
     Raises:
-        ConfigError: the coefficient is negative or not finite, or one call of `adaptive_coef`
-            could turn it negative (batch too large for its horizon).
+        ConfigError: what `settle` and `check_calls` raise, or one call of `adaptive_coef` could
+            turn the coefficient negative (batch too large for its horizon).
     """
 
     estimator: Bound
@@ -116,17 +117,17 @@ class KL:
     """Importance ratio that multiplies the estimate (`token_ratio`); None: 1."""
 
     def __post_init__(self):
-        for name in ("estimator", "controller", "ratio"):
-            fn = getattr(self, name)
-            if callable(fn) and not isinstance(fn, Bound):
-                object.__setattr__(self, name, bind(fn))
-        # A traced coefficient is no Python number and cannot be checked.
-        if isinstance(self.coef, (int, float)):
-            check_number("KL coef", self.coef, low=0.0)
-        steps = getattr(self.controller, "kw", {})
-        horizon, batch = steps.get("horizon"), steps.get("batch")
-        concrete = isinstance(horizon, (int, float)) and isinstance(batch, int)
-        if concrete and 0 < horizon <= _MOST * batch:
+        settle(self, "KL ")
+        check_calls(
+            self,
+            "KL ",
+            estimator=("logp_BT", "logp_ref_BT"),
+            controller=("coef", "kl"),
+            ratio=("logp_BT", "logp_old_BT", "mask_BT"),
+        )
+        steps = {} if self.controller is None else self.controller.kw
+        horizon, batch = (plain_number(steps.get(name)) for name in ("horizon", "batch"))
+        if horizon is not None and batch is not None and horizon <= _MOST * batch:
             raise ConfigError(f"controller.horizon={horizon} must be above {_MOST} x batch={batch}")
 
 
@@ -147,23 +148,18 @@ def kl_tokens(
     return kl_BT if kl.ratio is None else kl_BT * kl.ratio(logp_BT, logp_old_BT, mask_BT)
 
 
-def placement_advice(kl: KL, place: str) -> str | None:
+def placement_advice(kl: KL | None, place: str) -> str | None:
     """What is wrong with this estimator in the "loss" or the "reward"; None where nothing is.
 
     Only a penalty whose coefficient is a plain number is judged: what jax rebuilds with traced
     coefficients was judged when it was written.
     """
-    if not isinstance(kl, KL) or not isinstance(kl.coef, (int, float)):
+    if kl is None or plain_number(kl.coef) is None:
         return None
     part = "gradient" if place == "loss" else "value"
     fn = kl.estimator
     while isinstance(fn, Bound):
-        if fn.fn is not with_gradient:
-            fn = fn.fn
-        elif {"value", "gradient"} <= fn.kw.keys():
-            fn = fn.kw[part]
-        else:
-            raise ConfigError(f"{fn}: with_gradient takes both, value=... and gradient=...")
+        fn = fn.kw.get(part) if fn.fn is with_gradient else fn.fn
     if place == "loss" and fn is k1 and kl.ratio is None:
         return (
             "loss_kl=k1 pulls nowhere: its expected gradient is 0; use k2 or k3, or "

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import check_number
 from rlhf_jax.losses.preference import tokens
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import pytree
 
 
@@ -36,7 +36,7 @@ class NLL:
     """Negative log-likelihood of the preferred side, added to a preference loss.
 
     Raises:
-        ConfigError: the coefficient is negative or not finite.
+        ConfigError: what `settle` and `check_calls` raise.
     """
 
     coef: float
@@ -45,7 +45,5 @@ class NLL:
     """summed, averaged or token_mean."""
 
     def __post_init__(self):
-        if callable(self.reduce) and not isinstance(self.reduce, Bound):
-            object.__setattr__(self, "reduce", bind(self.reduce))
-        if isinstance(self.coef, (int, float)):
-            check_number("NLL coef", self.coef, low=0.0)
+        settle(self, "NLL ")
+        check_calls(self, "NLL ", reduce=("length_B", "weight_B"))

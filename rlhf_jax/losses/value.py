@@ -6,8 +6,8 @@ import chex
 import jax.numpy as jnp
 from jax import Array
 
-from rlhf_jax.bind import Bound, bind
-from rlhf_jax.errors import check_number
+from rlhf_jax.bind import Bound
+from rlhf_jax.parts import check_calls, settle
 from rlhf_jax.types import pytree
 
 
@@ -55,7 +55,7 @@ class ValueTerm:
     use this λ (1 is Monte Carlo, VAPO's decoupled GAE, 2504.05118).
 
     Raises:
-        ConfigError: `coef` negative or not finite, `lam` outside [0, 1].
+        ConfigError: what `settle` and `check_calls` raise.
     """
 
     loss: Bound
@@ -66,10 +66,6 @@ class ValueTerm:
     """λ of the critic's targets, in [0, 1]; None: the advantage's own."""
 
     def __post_init__(self):
-        if callable(self.loss) and not isinstance(self.loss, Bound):
-            object.__setattr__(self, "loss", bind(self.loss))
-        # Traced numbers are no Python numbers and cannot be checked.
-        if isinstance(self.coef, (int, float)):
-            check_number("ValueTerm coef", self.coef, low=0.0)
-        if isinstance(self.lam, (int, float)):
-            check_number("ValueTerm lam", self.lam, low=0.0, high=1.0)
+        settle(self, "ValueTerm ")
+        arrays = ("value_BT", "value_old_BT", "return_BT", "mask_BT")
+        check_calls(self, "ValueTerm ", loss=arrays)

@@ -129,16 +129,6 @@ NAN, INF = float("nan"), float("inf")
             {"shape_score": (bind(clip_score, limit=1.0), bind(scale_score, gain=-1.0))},
             "shape_score.gain",
         ),
-        (
-            {
-                "reward_kl": KL(
-                    estimator=k1,
-                    coef=0.1,
-                    controller=bind(adaptive_coef, target=0.0, horizon=1e4, batch=8),
-                )
-            },
-            "reward_kl.controller.target",
-        ),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(part, where):
