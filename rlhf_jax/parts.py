@@ -134,9 +134,10 @@ def _check_kind(where: str, value: Any, hint: Any) -> None:
         wanted = " or ".join(dict.fromkeys(map(_wanted, kinds)))
         is_type = "left out" if value is None else _with_article(type(value).__name__)
         advice = ""
-        if isinstance(value, str) and Bound in kinds:
-            advice = f": not a name, but bind({value if value.isidentifier() else 'function'}, ...)"
-        raise ConfigError(f"{where}={value!r} is {is_type}; it takes {wanted}{advice}")
+        if isinstance(value, str) and value.isidentifier() and Bound in kinds:
+            advice = f": not its name, but bind({value}, ...)"
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
+        raise ConfigError(f"{where}={shown} is {is_type}; it takes {wanted}{advice}")
     several = [kind for kind in kinds if typing.get_origin(kind) is tuple]
     if several and isinstance(value, (tuple, list)):
         for item in value:
@@ -179,7 +180,7 @@ _NAMES = {
 
 def _wanted(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
-        return f"a tuple, of each {_wanted(typing.get_args(kind)[0])}"
+        return f"a tuple, each {_wanted(typing.get_args(kind)[0])}"
     return _NAMES.get(kind) or getattr(kind, "__name__", str(kind))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from rlhf_jax.advantages import gae_advantages
 from rlhf_jax.algorithms.dpo import dpo
-from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.preference import pair_labels
 from rlhf_jax.algorithms.preference_unpaired import (
     UnpairedObjective,
@@ -24,7 +23,6 @@ from rlhf_jax.ops.groups import group_centred, group_normalise
 from rlhf_jax.ops.totals import metric_values
 from rlhf_jax.rewards.compose import score_completions, score_steps
 from rlhf_jax.train.reference import cached_logprobs
-from rlhf_jax.types import replace
 
 
 def test_group_ids_out_of_range_are_not_taken_for_equal_scores():

@@ -21,6 +21,7 @@ import numpy as np
 from rlhf_jax.data.order import shuffled_batches
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import check_number
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.types import Prompts
 
 _TAKE = 1  # sets this use of (seed, position) apart from any other
@@ -40,6 +41,7 @@ class FrontierConfig:
     0 skips it for good, 1 filters nothing and only reports."""
 
     def __post_init__(self):
+        check_kinds(self, "frontier.")
         check_number("frontier.threshold", self.threshold)
         check_number("frontier.visits", self.visits, low=1)
         check_number("frontier.revisit", self.revisit, low=0, high=1)

@@ -28,6 +28,7 @@ from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.sharding import row_shards
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.rewards.compose import check_rewards
 from rlhf_jax.rollout.sampler import SamplingConfig
 from rlhf_jax.train.scoring import make_score
@@ -59,6 +60,7 @@ class AnswersConfig:
     there)."""
 
     def __post_init__(self):
+        check_kinds(self, "answers.")
         check_number("answers.num_prompts", self.num_prompts, low=1)
         check_choice("answers.over_long", self.over_long, OVER_LONG)
         check_rewards(self.rewards, self.reward_weights, self.reward_errors)

@@ -16,6 +16,7 @@ from rlhf_jax.errors import Interrupted, check_choice, check_number
 from rlhf_jax.models.lora import LoraConfig
 from rlhf_jax.models.transformer import REMAT
 from rlhf_jax.parallel.mesh import MeshConfig
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.train.checkpoint import CheckpointConfig
 from rlhf_jax.train.optim import OptimConfig
 
@@ -57,6 +58,7 @@ class RunConfig:
     """A step whose loss or gradient is not finite is never applied; then stop, or skip on."""
 
     def __post_init__(self):
+        check_kinds(self)
         for name in ("num_steps", "log_every"):
             check_number(name, getattr(self, name), low=1)
         check_number("seed", self.seed, low=0, high=2**31 - 1)

@@ -16,6 +16,7 @@ from rlhf_jax.loops.attempts import of_k, whole_text
 from rlhf_jax.loops.collect import Judged
 from rlhf_jax.ops.samples import MOST_SAMPLES
 from rlhf_jax.parallel.multihost import to_host
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.types import Prompts, Rollout
 
 
@@ -41,6 +42,7 @@ class EvalConfig:
     """Rows of the sample tables."""
 
     def __post_init__(self):
+        check_kinds(self, "evaluation.")
         if self.every is not None:
             check_number("evaluation.every", self.every, low=1)
         check_number("evaluation.temperature", self.temperature, low=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.lengths import OVER_LONG
-from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.errors import check_choice, check_number
 from rlhf_jax.loops.common import RunConfig
 from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.rewards.compose import check_rewards
@@ -49,8 +49,6 @@ class RolloutConfig(RunConfig):
             check_number(name, getattr(self, name), low=1)
         check_choice("over_long", self.over_long, OVER_LONG)
         check_rewards(self.rewards, self.reward_weights, self.reward_errors)
-        if not isinstance(self.watch, (tuple, list)):
-            raise ConfigError(f"watch is {self.watch!r}, not a tuple: write (bind(...),)")
 
     @property
     def weights(self) -> tuple[float, ...]:

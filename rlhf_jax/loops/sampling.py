@@ -34,6 +34,7 @@ from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.mesh import MeshConfig, make_mesh
 from rlhf_jax.parallel.multihost import barrier, is_first_process, to_host
 from rlhf_jax.parallel.sharding import row_shards
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.report.files import write_atomically
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.resolved import resolved
@@ -85,6 +86,7 @@ class SampleConfig:
     """float32 or bfloat16."""
 
     def __post_init__(self):
+        check_kinds(self)
         check_number("seed", self.seed, low=0, high=2**31 - 1)
         check_number("num_prompts", self.num_prompts, low=1)
         if self.max_prompts is not None:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.parts import check_kinds
 from rlhf_jax.types import pytree
 
 # A target's name -> its path, the axes that it reads and those that it writes.
@@ -50,6 +51,7 @@ class LoraConfig:
     its own. None: begin at the model itself."""
 
     def __post_init__(self):
+        check_kinds(self, "lora.")
         check_number("lora.rank", self.rank, low=1)
         check_number("lora.alpha", self.alpha, low=0, open_low=True)
         if self.targets is None:

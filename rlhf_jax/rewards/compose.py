@@ -50,8 +50,8 @@ class Scores(NamedTuple):
 
 
 def check_rewards(rewards: Sequence[Callable], weights: Sequence[float], errors: str) -> None:
-    """Refuse options of a run that do not fit: `rewards` that is no tuple or empty, weights that
-    are not as many, an unknown policy for failures.
+    """Refuse options of a run that do not fit: no rewards, weights that are not as many, an unknown
+    policy for failures.
 
     Args:
         rewards: the option.
@@ -59,8 +59,6 @@ def check_rewards(rewards: Sequence[Callable], weights: Sequence[float], errors:
         errors: one of `ERRORS`.
     """
     check_choice("reward_errors", errors, ERRORS)
-    if not isinstance(rewards, (tuple, list)):
-        raise ConfigError(f"rewards is {rewards!r}, not a tuple: write (bind(...),)")
     if not rewards:
         raise ConfigError("rewards is empty: a run that scores needs a reward function")
     if weights and len(weights) != len(rewards):

@@ -29,6 +29,7 @@ from orbax.checkpoint import v1 as ocp
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.parallel.multihost import barrier, is_first_process
 from rlhf_jax.parallel.sharding import path_name
+from rlhf_jax.parts import check_kinds
 
 _DIGESTS, _HOST, _STATE = "digests.json", "host.json", "state"
 
@@ -43,6 +44,7 @@ class CheckpointConfig:
     """Newest checkpoints that stay; with 1, a damaged one leaves nothing to fall back on."""
 
     def __post_init__(self):
+        check_kinds(self, "checkpoint.")
         check_number("checkpoint.every", self.every, low=1)
         check_number("checkpoint.keep", self.keep, low=1)
 

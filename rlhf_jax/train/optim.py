@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from rlhf_jax.errors import check_choice, check_number
+from rlhf_jax.parts import check_kinds
 
 SCHEDULES = ("constant", "linear", "cosine")
 
@@ -39,6 +40,7 @@ class OptimConfig:
     """Gradients of a larger global norm are scaled down to it. None: no clipping."""
 
     def __post_init__(self):
+        check_kinds(self, "optim.")
         check_number("optim.learning_rate", self.learning_rate, low=0)
         check_choice("optim.schedule", self.schedule, SCHEDULES)
         check_number("optim.warmup_updates", self.warmup_updates, low=0)

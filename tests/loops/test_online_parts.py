@@ -225,8 +225,8 @@ def test_four_models_train_and_the_gold_score_is_only_watched(
         (dict(objective=replace(grpo(), advantage=bind(process_norm))), "give process_reward"),
         (dict(refresh_mix=0.5), "refresh_reference_every=None renews nothing"),
         (dict(refresh_mix=0.0, refresh_reference_every=1), r"refresh_mix=0.0 is outside \(0"),
-        (dict(watch=bind(share_of_low_bytes)), "watch is .* not a tuple"),
-        (dict(rewards=bind(share_of_low_bytes)), "rewards is .* not a tuple"),
+        (dict(watch=bind(share_of_low_bytes)), "watch=.* is a Bound; it takes a tuple"),
+        (dict(rewards=bind(share_of_low_bytes)), "rewards=.* is a Bound; it takes a tuple"),
         (
             dict(objective=dapo(), keep_reference=False, refresh_reference_every=2),
             "needs keep_reference",
