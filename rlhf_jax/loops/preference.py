@@ -32,7 +32,7 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.start import export_policy, start_policy
+from rlhf_jax.loops.start import export_policy, start_policy, with_files
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.report.curves import Panel
@@ -174,7 +174,10 @@ def read_inputs(cfg: PreferenceConfig) -> Inputs:
     if cfg.answers is not None:
         prompts = cfg.answers.read(tokenizer, read_config(cfg.model))
     parts = [data.fingerprint for data in (rows, held_out, prompts) if data is not None]
-    return Inputs(tokenizer, model, rows, held_out, prompts, "-".join([model, *parts]))
+    identity = "-".join([model, *parts])
+    if cfg.answers is not None:
+        identity = with_files(identity, cfg.answers.rewards)
+    return Inputs(tokenizer, model, rows, held_out, prompts, identity)
 
 
 def begin(cfg: PreferenceConfig, inputs: Inputs, mesh: Mesh) -> Parts:

@@ -37,6 +37,7 @@ _LIVE = {
     "length": "length",
     "entropy": "entropy",
 }
+FILES = "reward:"  # begins the parts of an identity that are of what reward functions read
 # Options that may change between two commands that continue one run.
 _MAY_CHANGE = {
     *("out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"),
@@ -73,6 +74,10 @@ def begin_anew(path: Path) -> None:
     while path.with_name(f"{path.name}.{number}").exists():
         number += 1
     path.rename(path.with_name(f"{path.name}.{number}"))
+
+
+def _without_files(identity: str) -> list[str]:
+    return [part for part in identity.split("-") if not part.startswith(FILES)]
 
 
 class Run:
@@ -146,8 +151,11 @@ class Run:
 
     def _refuse_other_inputs(self, old: str | None, new: str) -> None:
         if old != new:
+            what = "model or the data"
+            if _without_files(old or "") == _without_files(new):
+                what = "model (or another file) that a reward function reads"
             raise ConfigError(
-                f"the model or the data of {self.folder.path} has changed since it was begun; "
+                f"the {what} of {self.folder.path} has changed since it was begun; "
                 "name a new --out, or pass --restart to move it aside"
             )
 

@@ -28,6 +28,7 @@ from rlhf_jax.loops.collect import judge
 from rlhf_jax.loops.common import DTYPES, StopRequest, step_key
 from rlhf_jax.loops.functions import prompt_sampler
 from rlhf_jax.loops.run import begin_anew, check_vocabulary, load_policy
+from rlhf_jax.loops.start import with_files
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.weights import fingerprint
@@ -172,7 +173,8 @@ def read_inputs(cfg: SampleConfig) -> tuple[Tokenizer, PromptSet, str]:
         max_prompt_tokens=cfg.sampling.max_prompt_tokens,
         over_long=cfg.over_long,
     )
-    return tokenizer, prompts, f"{fingerprint(cfg.model)}-{prompts.fingerprint}"
+    identity = f"{fingerprint(cfg.model)}-{prompts.fingerprint}"
+    return tokenizer, prompts, with_files(identity, cfg.rewards)
 
 
 def _rows_done(folder: RunFolder, file: Path, record: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.functions import Functions, build
 from rlhf_jax.loops.run import check_vocabulary
-from rlhf_jax.loops.start import Start, model_print, new_adapters, start_policy
+from rlhf_jax.loops.start import Start, model_print, new_adapters, start_policy, with_files
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.heads import init_scalar_head
 from rlhf_jax.models.reward import load_reward_model, read_trunk_config
@@ -65,6 +65,8 @@ def read_inputs(cfg) -> Inputs:
         ConfigError: model folder, tokenizer, prompts or a length; it names what and where.
     """
     inputs = read_prompts(cfg)
+    if cfg.process_reward is not None:
+        inputs = replace(inputs, identity=with_files(inputs.identity, [cfg.process_reward]))
     if cfg.critic_from is None:
         return inputs
     length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
@@ -87,6 +89,7 @@ def read_prompts(cfg) -> Inputs:
     prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
     held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
     identity = "-".join([model_print(cfg), prompts.fingerprint, held_out.fingerprint])
+    identity = with_files(identity, [*cfg.rewards, *cfg.watch])
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
     return Inputs(tokenizer, prompts, held_out, batches, identity)
 

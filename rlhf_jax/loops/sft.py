@@ -24,7 +24,7 @@ from rlhf_jax.loops.offline import (
     read_model,
     run_offline,
 )
-from rlhf_jax.loops.start import Start, export_policy, start_policy
+from rlhf_jax.loops.start import Start, export_policy, start_policy, with_files
 from rlhf_jax.models.config import DecoderShape
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer, byte_tokenizer
@@ -81,7 +81,7 @@ def run(cfg: SFTConfig) -> dict[str, Any]:
     tokenizer, rows, held_out, identity = read_inputs(cfg)
     prompts = cfg.answers and cfg.answers.read(tokenizer, read_config(cfg.model))
     if prompts is not None:
-        identity = f"{identity}-{prompts.fingerprint}"
+        identity = with_files(f"{identity}-{prompts.fingerprint}", cfg.answers.rewards)
 
     def begin(mesh: Mesh) -> Parts:
         begun = start(cfg, tokenizer, mesh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from rlhf_jax.loops.common import RunConfig, step_key
-from rlhf_jax.loops.run import load_policy
+from rlhf_jax.loops.run import FILES, load_policy
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.convert import export_pretrained
 from rlhf_jax.models.lora import adapter_shapes, init_adapters, merged
@@ -19,6 +20,7 @@ from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.sharding import shard, sharding_tree
+from rlhf_jax.rewards.notes import look_at_files
 from rlhf_jax.train.state import Frozen, TrainState, policy_of, with_base
 
 
@@ -74,6 +76,16 @@ def model_print(cfg: RunConfig) -> str:
     if cfg.lora is None or cfg.lora.adapter is None:
         return fingerprint(cfg.model)
     return f"{fingerprint(cfg.model)}-{fingerprint(cfg.lora.adapter)}"
+
+
+def with_files(identity: str, rewards: Sequence[Callable]) -> str:
+    """A run's identity, and that of the files which its reward functions read: a reward model that
+    was trained anew is another.
+
+    Raises:
+        ConfigError: a function could not use its files.
+    """
+    return "-".join([identity, *(f"{FILES}{found}" for found in look_at_files(rewards))])
 
 
 def export_policy(

@@ -48,6 +48,22 @@ def read_config(folder: str | os.PathLike, families: dict[str, Family] = FAMILIE
     return _read_config(Path(folder), families)[0]
 
 
+def check_pretrained(
+    folder: str | os.PathLike, families: dict[str, Family] = FAMILIES
+) -> DecoderConfig:
+    """Refuse what `load_pretrained` would, by the tensors' names and shapes, reading none of them.
+
+    Raises:
+        ConfigError: as `load_pretrained`.
+    """
+    folder = Path(folder)
+    config, family = _read_config(folder, families)
+    with open_weights(folder) as weights:
+        named = weights.named(family.prefix)
+        _check_tensors(named, family, config, axis_sizes(config, config.vocab_size))
+    return config
+
+
 def load_pretrained(
     folder: str | os.PathLike,
     *,

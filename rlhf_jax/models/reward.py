@@ -26,7 +26,12 @@ from jax.typing import DTypeLike
 
 from rlhf_jax.errors import ConfigError, check_choice, check_number
 from rlhf_jax.models.config import DecoderConfig
-from rlhf_jax.models.convert import export_pretrained, load_pretrained, read_config
+from rlhf_jax.models.convert import (
+    check_pretrained,
+    export_pretrained,
+    load_pretrained,
+    read_config,
+)
 from rlhf_jax.models.families import FAMILIES, SCORERS
 from rlhf_jax.models.heads import init_reward_head, scalar_at_last
 from rlhf_jax.models.tokenizer import Tokenizer
@@ -132,7 +137,20 @@ def load_reward_model(
         compute_dtype, remat: of `Model`.
 
     Raises:
-        ConfigError: no such folder, a language model, several labels, or what `load_pretrained`
+        ConfigError: as `check_reward_model`.
+    """
+    folder = Path(folder)
+    notes, bias = check_reward_model(folder)
+    model, params = _load(folder, SCORERS, mesh, compute_dtype, remat)
+    head = {"w_D": params.pop("head")["w_D"], "b": jnp.float32(bias)}
+    return RewardModel(model, {"trunk": params, "head": head}, notes)
+
+
+def check_reward_model(folder: str | os.PathLike) -> tuple[RewardNotes, float]:
+    """Refuse a folder that holds no reward model, before its weights are read; -> `read_notes`.
+
+    Raises:
+        ConfigError: no such folder, a language model, several labels, or what `check_pretrained`
             and `read_notes` raise.
     """
     folder = Path(folder)
@@ -146,10 +164,8 @@ def load_reward_model(
     labels = raw.get("num_labels", len(raw.get("id2label") or "1"))
     if labels != 1:
         raise ConfigError(f"{folder} is a classifier of {labels} labels; a reward model has one")
-    model, params = _load(folder, SCORERS, mesh, compute_dtype, remat)
-    notes, bias = read_notes(folder)
-    head = {"w_D": params.pop("head")["w_D"], "b": jnp.float32(bias)}
-    return RewardModel(model, {"trunk": params, "head": head}, notes)
+    check_pretrained(folder, SCORERS)
+    return read_notes(folder)
 
 
 def begin_reward_model(

@@ -12,19 +12,35 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rlhf_jax.errors import ConfigError, check_number
+from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.reward import (
     NOTES,
     RewardNotes,
+    check_reward_model,
     cut_judged,
     encode_judged,
     forward_scores,
     load_reward_model,
+    read_trunk_config,
 )
 from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.weights import fingerprint
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import ROW_AXES, row_shards, shard_rows
+from rlhf_jax.rewards.notes import reads_files
 
 
+def _look(*, model: str, max_tokens: int | None = None, batch_rows: int = 64) -> str:
+    """The reward model's fingerprint; it is refused if `learned` could not use it."""
+    notes, _ = check_reward_model(model)
+    config = read_trunk_config(model)
+    _tokenizer(model, config)
+    _columns(model, config, notes, max_tokens)
+    check_number("batch_rows", batch_rows, low=1)
+    return fingerprint(model)
+
+
+@reads_files(_look)
 def learned(
     prompts: list[str],
     completions: list[str],
@@ -56,12 +72,8 @@ def learned(
     """
     check_number("batch_rows", batch_rows, low=1)
     written = _written(Path(model))
-    tokenizer, score, params, notes, mesh = _opened(model, written, _mesh())
-    columns = notes.max_tokens if max_tokens is None else max_tokens
-    if columns is None:
-        raise ConfigError(
-            f"{model} has no {NOTES} that says how long its rows were; give max_tokens"
-        )
+    tokenizer, config, score, params, notes, mesh = _opened(model, written, _mesh())
+    columns = _columns(model, config, notes, max_tokens)
     kept = [
         _ids(tokenizer, prompt, completion, columns, notes.over_long, f"{model}: row {number}")
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
@@ -80,16 +92,31 @@ def learned(
 @lru_cache(maxsize=2)
 def _opened(
     folder: str, written: tuple[int, ...], mesh: Mesh | None
-) -> tuple[Tokenizer, Callable, Any, RewardNotes, Mesh | None]:
+) -> tuple[Tokenizer, DecoderConfig, Callable, Any, RewardNotes, Mesh | None]:
     """`written` is only in the key: a folder that another run has replaced is read anew."""
-    tokenizer = Tokenizer.from_folder(folder)
     model, params, notes = load_reward_model(folder, mesh=mesh)
-    if tokenizer.vocab_size > model.config.vocab_size:
+    tokenizer, score = _tokenizer(folder, model.config), partial(forward_scores, model, mesh=mesh)
+    return tokenizer, model.config, jax.jit(score), params, notes, mesh
+
+
+def _tokenizer(folder: str, config: DecoderConfig) -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model "
-            f"{model.config.vocab_size} rows"
+            f"{config.vocab_size} rows"
         )
-    return tokenizer, jax.jit(partial(forward_scores, model, mesh=mesh)), params, notes, mesh
+    return tokenizer
+
+
+def _columns(folder: str, config: DecoderConfig, notes: RewardNotes, max_tokens: int | None) -> int:
+    columns = notes.max_tokens if max_tokens is None else max_tokens
+    if columns is None:
+        raise ConfigError(
+            f"{folder} has no {NOTES} that says how long its rows were; give max_tokens"
+        )
+    check_number(f"{folder}: max_tokens", columns, low=2, high=config.max_positions)
+    return columns
 
 
 def _written(folder: Path) -> tuple[int, ...]:

@@ -1,11 +1,15 @@
-"""What a reward function tells beside its scores: counts for the metrics, and how it may be run."""
+"""What a reward function tells beside its scores: counts for the metrics, how it may be run, and
+which files it reads.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from rlhf_jax.bind import Bound
 
 _COUNTS: ContextVar[Counter | None] = ContextVar("reward_counts", default=None)
 
@@ -38,3 +42,32 @@ def overlaps(reward: Callable) -> Callable:
     """
     reward.overlaps = True
     return reward
+
+
+def reads_files(look: Callable[..., str]) -> Callable[[Callable], Callable]:
+    """Marks a function that reads files which its arguments name, a model's for example.
+
+    A run looks at them before it begins, and does not go on with others: `look(**its arguments)`
+    refuses files that the function could not use and returns a fingerprint of their content.
+    """
+
+    def mark(reward: Callable) -> Callable:
+        reward.look = look
+        return reward
+
+    return mark
+
+
+def look_at_files(rewards: Iterable[Callable]) -> list[str]:
+    """Fingerprints of the files that reward functions read, those within others' arguments too.
+
+    Raises:
+        ConfigError: a function could not use its files.
+    """
+    found = []
+    for reward in rewards:
+        fn, kw = getattr(reward, "fn", reward), getattr(reward, "kw", {})
+        found += look_at_files(value for value in kw.values() if isinstance(value, Bound))
+        if hasattr(fn, "look"):
+            found.append(fn.look(**kw))
+    return found
