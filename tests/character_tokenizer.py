@@ -5,6 +5,7 @@ class CharacterTokenizer:
     """Ids: pad 0, begin 1, end 2, then the code point + 10. Ends of text are the set {1, 2}."""
 
     pad_id, bos_id, end_ids = 0, 1, (1, 2)
+    vocab_size = 0x110000 + 10
 
     def __init__(self, **changes):
         self.__dict__.update(changes)

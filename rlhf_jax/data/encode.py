@@ -21,8 +21,9 @@ def encode_prompt(row: Row, tokenizer, where: str) -> tuple[str, list[int]]:
     """Text and ids of a row's prompt: a text, or messages up to where the answer begins.
 
     Raises:
-        ConfigError: the prompt is missing, of another type, empty, or without tokens; or it is a
-            conversation, and there is no template or the assistant has the last word.
+        ConfigError: the prompt is missing, of another type, empty, or without tokens; its given
+            ids are beyond the vocabulary; or it is a conversation, and there is no template or the
+            assistant has the last word.
     """
     if "prompt" not in row:
         raise ConfigError(f"{where} has no 'prompt'; it has {', '.join(row) or 'nothing'}")
@@ -32,7 +33,7 @@ def encode_prompt(row: Row, tokenizer, where: str) -> tuple[str, list[int]]:
     elif not isinstance(prompt, str) or not prompt:
         raise ConfigError(f"{where}: 'prompt' is {prompt!r}, not a non-empty string")
     check_encodable(where, "prompt", prompt)
-    ids = _drawn(row, "prompt", where) or list(tokenizer.encode(prompt))
+    ids = _drawn(row, "prompt", where, tokenizer) or list(tokenizer.encode(prompt))
     if not ids:
         raise ConfigError(f"{where} has no tokens: {prompt!r}")
     return prompt, ids
@@ -83,7 +84,7 @@ def encode_row(
     text, prompt = encode_prompt(row, tokenizer, where)
     completions = []
     for field in fields:
-        ids = _drawn(row, field, where)
+        ids = _drawn(row, field, where, tokenizer)
         if ids is None:
             ids = tokenizer.append_end(encode_after(tokenizer, text, prompt, row[field]))
         elif not ids or tokenizer.decode_completion(prompt, ids) != row[field]:
@@ -170,11 +171,17 @@ def _render(row: Row, tokenizer, where: str, messages, *, answer: bool) -> str:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _drawn(row: Row, field: str, where: str) -> list[int] | None:
+def _drawn(row: Row, field: str, where: str, tokenizer) -> list[int] | None:
     """The row's own ids of a field, or None."""
     ids = row.get(f"{field}_ids")
     if ids is None:
         return None
     if not isinstance(ids, list) or any(type(i) is not int or i < 0 for i in ids):
         raise ConfigError(f"{where}: '{field}_ids' is {ids!r}, not a list of ids")
+    if max(ids, default=0) >= tokenizer.vocab_size:
+        raise ConfigError(
+            f"{where}: '{field}_ids' holds {max(ids)}, and the tokenizer has "
+            f"{tokenizer.vocab_size} ids; draw samples with the model to be trained, or leave "
+            f"{field}_ids out"
+        )
     return ids

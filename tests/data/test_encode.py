@@ -138,6 +138,15 @@ def test_a_token_that_would_cross_the_border_is_not_made():
     assert tokenizer.encode("xab")[:2] != prompt
 
 
+@pytest.mark.parametrize("field", ["prompt", "completion"])
+@pytest.mark.parametrize("wrong", [0, 2**40])
+def test_given_ids_beyond_the_vocabulary_are_another_tokenizers(field, wrong):
+    tokenizer = chat_tokenizer()
+    row = {"prompt": "x", "completion": "ab", f"{field}_ids": [tokenizer.vocab_size + wrong]}
+    with pytest.raises(ConfigError, match=f"row 0: '{field}_ids' holds .* tokenizer has"):
+        encode_row(row, tokenizer, "row 0")
+
+
 class Spaced:
     """Puts a space before every text and merges "_ab" and ".a", as sentencepiece might."""
 
