@@ -12,13 +12,14 @@ stops only those that read it. The table is OUT/table.md. One to two hours on tw
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from experiments import grpo_stories
 from experiments.launch import launch
@@ -120,8 +121,8 @@ class StoriesTableConfig:
     """Holds a run folder and a log for each row, and the table."""
     seed: int = 0
     """Of every run."""
-    only: tuple[str, ...] = ()
-    """Run these alone, and what they read; empty: all."""
+    only: tuple[str, ...] | None = None
+    """Run these alone, and what they read. None: all."""
     restart: bool = False
     """Move what the folder holds aside (to FOLDER.1, FOLDER.2, …) and begin anew."""
     model: str = grpo_stories.CONFIG.model
@@ -131,7 +132,9 @@ class StoriesTableConfig:
 
     def __post_init__(self):
         check_number("seed", self.seed, low=0, high=2**31 - 1)
-        for name in self.only:
+        if self.only is not None and not self.only:
+            raise ConfigError("only names no row; name one, or leave it out to run them all")
+        for name in self.only or ():
             check_choice("only", name, [row.module for row in ROWS])
 
 
@@ -170,7 +173,8 @@ def main(cfg: StoriesTableConfig) -> None:
         else:
             failed.append(row.module)
             log = (out / f"{row.module}.log").read_text(errors="replace").splitlines()
-            print("\n".join([f"{where}: FAILED", *(f"    {line}" for line in log[-5:])]))
+            how = ended(note["attempts"][-1]["exit"])
+            print("\n".join([f"{where}: FAILED, {how}", *(f"    {line}" for line in log[-5:])]))
         write_atomically(out / "table.md", table(chosen, done, out))
     print((out / "table.md").read_text())
     if failed:
@@ -178,10 +182,10 @@ def main(cfg: StoriesTableConfig) -> None:
         raise SystemExit(1)
 
 
-def with_needs(only: Sequence[str]) -> list[Row]:
-    """The rows asked for and what they read, in the order of `ROWS`."""
+def with_needs(only: Sequence[str] | None) -> list[Row]:
+    """The rows asked for and what they read, in the order of `ROWS`; None: all."""
     by_name = {row.module: row for row in ROWS}
-    wanted = list(only) or list(by_name)
+    wanted = list(by_name if only is None else only)
     for name in wanted:  # grows while it is read
         wanted += [need for need in by_name[name].needs if need not in wanted]
     return [row for row in ROWS if row.module in wanted]
@@ -203,21 +207,49 @@ def attempt(command: Sequence[str], out: Path, name: str, done: dict[str, Any]) 
     attempts = done[name]["attempts"]
     attempts.append({"seconds": None, "exit": None})  # stands if this process is killed meanwhile
     write_atomically(out / "table.json", json.dumps(done, indent=2) + "\n")
-    began, stopped = time.monotonic(), False
+    began = time.monotonic()
     with open(out / f"{name}.log", "a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=log, stderr=subprocess.STDOUT
-        )
-        while True:
-            try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:  # Ctrl-C reached the row as well: it saves, then ends
-                stopped = True
+        code, stopped = run_through([sys.executable, "-m", *command], log)
     attempts[-1] = {"seconds": round(time.monotonic() - began, 1), "exit": code}
     write_atomically(out / "table.json", json.dumps(done, indent=2) + "\n")
     if stopped or code == 130:
         raise KeyboardInterrupt
+
+
+def run_through(command: Sequence[str], log: TextIO) -> tuple[int, bool]:
+    """Run a command to its end: its exit code, and whether it was asked to stop meanwhile.
+
+    Ctrl-C reaches it as well; SIGTERM, which this process alone is sent, is passed on. Either way
+    it saves, then ends, and is waited for.
+    """
+    stopped, running = False, []
+
+    def pass_on(number, frame):
+        nonlocal stopped
+        stopped = True
+        for process in running:
+            process.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        if stopped:  # while it was started
+            running[0].terminate()
+        while True:
+            try:
+                return running[0].wait(), stopped
+            except KeyboardInterrupt:
+                stopped = True
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def ended(code: int) -> str:
+    """How a process that failed has ended, of its exit code."""
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (is there too little memory?)" if code == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"
 
 
 def finished(folder: Path, note: dict[str, Any]) -> bool:

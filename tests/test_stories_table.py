@@ -1,13 +1,26 @@
 """The table of all experiments: every row parses and measures alike; rows are run once, apart."""
 
 import importlib
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from experiments import grpo_stories, stories_table
-from experiments.launch import parse
-from experiments.stories_table import ROWS, Row, StoriesTableConfig, command_of, main, with_needs
+from experiments.launch import launch, parse
+from experiments.stories_table import (
+    ROWS,
+    Row,
+    StoriesTableConfig,
+    command_of,
+    main,
+    run_through,
+    with_needs,
+)
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.types import replace
 
@@ -52,7 +65,7 @@ def test_what_is_read_comes_before_who_reads_it():
         assert all(order.index(need) < order.index(row.module) for need in row.needs)
     names = [row.module for row in with_needs(["ppo_reward_model_stories", "grpo_stories"])]
     assert names == ["sample_stories", "reward_stories", "ppo_reward_model_stories", "grpo_stories"]
-    assert with_needs([]) == list(ROWS)
+    assert with_needs(None) == list(ROWS)
 
 
 @pytest.fixture
@@ -82,7 +95,9 @@ def test_a_failed_row_is_named_and_stops_only_its_readers(tiny_rows, tmp_path, c
     assert left.value.code == 1
     said = capsys.readouterr()
     assert "failed: broken, after" in said.err
-    assert "broken: FAILED\n    error: " in said.out and "none is not a file" in said.out
+    assert (
+        "broken: FAILED, exit code 1\n    error: " in said.out and "none is not a file" in said.out
+    )
     assert "after: not run, broken failed" in said.out
     lines = (tmp_path / "t" / "table.md").read_text().splitlines()
     grpo, ppo = (line.split(" | ") for line in lines if line.startswith(("| GRPO", "| PPO")))
@@ -122,6 +137,38 @@ def test_a_lost_attempt_leaves_a_lower_bound_of_the_time(tiny_rows, tmp_path, mo
     monkeypatch.setattr(stories_table.subprocess, "Popen", plain)
     main(few)
     assert "| > 0 s |" in (tmp_path / "t" / "table.md").read_text()
+
+
+def test_a_killed_row_is_told_as_such(tiny_rows, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stories_table, "command_of", lambda *args: ["tiny_row", "--die"])
+    with pytest.raises(SystemExit):
+        main(replace(tiny_rows, only=("one",)))
+    assert "one: FAILED, killed by SIGKILL (is there too little memory?)" in capsys.readouterr().out
+
+
+def test_sigterm_reaches_the_row_that_runs(tmp_path):
+    """It is waited for: no orphan goes on in the folder of the next attempt."""
+    child = "import pathlib, signal, sys, time\n"
+    child += "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.3), sys.exit(130)))\n"
+    child += f"pathlib.Path({str(tmp_path / 'began')!r}).touch()\ntime.sleep(60)"
+    threading.Thread(target=terminate_when, args=(tmp_path / "began",), daemon=True).start()
+    with open(tmp_path / "log", "w") as log:
+        assert run_through([sys.executable, "-c", child], log) == (130, True)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def terminate_when(file):
+    while not file.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_no_row_is_not_all_rows():
+    with pytest.raises(ConfigError, match="only names no row; name one, or leave it out"):
+        StoriesTableConfig(only=())
+    with pytest.raises(SystemExit) as left:
+        launch(stories_table.CONFIG, main, ["--only"])
+    assert left.value.code == 2
 
 
 def test_an_unknown_row():

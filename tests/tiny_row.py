@@ -1,6 +1,8 @@
-"""A row of the stories table that ends at once: `python -m tiny_row --out FOLDER ... [--fail]`."""
+"""A row of the stories table that ends at once: `python -m tiny_row --out FOLDER ...`, or --die."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +10,8 @@ NUMBERS = {"kl": 5.5, "distinct_2": 0.94, "ref_perplexity": 3.9}
 
 
 def main(argv):
+    if argv == ["--die"]:
+        os.kill(os.getpid(), signal.SIGKILL)
     options = dict(zip(argv[::2], argv[1::2], strict=True))
     out = Path(options["--out"])
     out.mkdir(parents=True, exist_ok=True)
