@@ -24,9 +24,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-# before transformers is imported: its advice about torch is of no use here
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
 import jax
 import tyro
 from tyro.constructors import (

@@ -21,11 +21,19 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.models.chat import end_of_turn, render
 from rlhf_jax.models.weights import read_json, write_json
+
+_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_unset = _ADVICE not in os.environ
+if _unset:  # it would tell that torch is missing, which nothing here needs
+    os.environ[_ADVICE] = "1"
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
+
+if _unset:
+    del os.environ[_ADVICE]
 
 
 class Tokenizer:
@@ -99,7 +107,8 @@ class Tokenizer:
         Raises:
             ConfigError: a BOS is asked of a tokenizer that has none.
         """
-        ids = self._hf.encode(text, add_special_tokens=False)
+        # not verbose: it would warn of texts longer than the model, which `over_long` settles
+        ids = self._hf.encode(text, add_special_tokens=False, verbose=False)
         if not (self._template_adds_bos if add_bos is None else add_bos):
             return ids
         if self.bos_id is None:

@@ -1,12 +1,16 @@
 """What the command says of a file."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from chat_tokenizer import chat_tokenizer
 
 from rlhf_jax.data.__main__ import main
 from rlhf_jax.data.inspect import inspect_file
+from rlhf_jax.models.tokenizer import byte_tokenizer
 
 PAIRS = [{"prompt": "ab", "completion": "c" * n} for n in (1, 1, 2, 3)]
 DIALOGUE = [{"role": "user", "content": "[hi]"}, {"role": "assistant", "content": "yo"}]
@@ -36,6 +40,24 @@ def test_clean_files_and_files_that_cannot_be_read(tmp_path, capsys):
     assert main(["inspect", write(tmp_path / "a.jsonl", PAIRS)]) == 0
     assert main(["inspect", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl is not a file" in capsys.readouterr().err
+
+
+def test_the_command_says_nothing_of_other_libraries(tmp_path):
+    """Neither that torch is missing nor that a text is longer than the tokenizer's own limit."""
+    tokenizer = byte_tokenizer()
+    tokenizer.save(tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 4}))
+    path = write(tmp_path / "a.jsonl", PAIRS)
+    command = ["-m", "rlhf_jax.data", "inspect", path, "--model", str(tmp_path / "model")]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_dialogue_as_a_model_sees_it(tmp_path, capsys):
