@@ -1,10 +1,10 @@
 """Reward models: a decoder's trunk and a scalar head that reads the last real token.
 
 What is read, the same in training, measuring and use: the prompt's ids as the checkpoint's own
-template makes them (BOS included), the completion's ids, and the end token, always. A text does not
-tell whether its writer ended it or was cut off at the length limit, so both are closed alike and
-the number is always read at an end token; what a missing end costs is for the policy's objective
-to say. Texts are tokenised here anew: the policy's tokenizer may be another one.
+template makes them (BOS included), the completion's as they follow it, and the end token, always. A
+text does not tell whether its writer ended it or was cut off at the length limit, so both are
+closed alike and the number is always read at an end token; what a missing end costs is for the
+policy's objective to say. Texts are tokenised here anew: the policy's tokenizer may be another one.
 
 On disk a reward model is a folder of transformers' `…ForSequenceClassification` with one label.
 That layout has no place for the head's bias: it is in `reward_model.json` beside the weights. For
@@ -34,7 +34,7 @@ from rlhf_jax.models.convert import (
 )
 from rlhf_jax.models.families import FAMILIES, SCORERS
 from rlhf_jax.models.heads import init_reward_head, scalar_at_last
-from rlhf_jax.models.tokenizer import Tokenizer
+from rlhf_jax.models.tokenizer import Tokenizer, encode_after
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.models.weights import read_json
 from rlhf_jax.parallel.sharding import constrain_rows, padded_vocab, spec_for
@@ -84,8 +84,8 @@ def forward_scores(
 
 def encode_judged(tokenizer: Tokenizer, prompt: str, completion: str) -> tuple[list, list]:
     """Ids of a prompt, and of its completion with the end token: what a reward model reads."""
-    ids = tokenizer.encode(completion, add_bos=False)
-    return list(tokenizer.encode(prompt)), tokenizer.append_end(ids)
+    ids = list(tokenizer.encode(prompt))
+    return ids, tokenizer.append_end(encode_after(tokenizer, prompt, ids, completion))
 
 
 def cut_judged(prompt: list[int], completion: list[int], max_tokens: int, side: str) -> list | None:

@@ -158,6 +158,15 @@ def test_every_text_is_closed_once():
     assert encode_judged(tokenizer, "ab", "") == ([1, 100, 101], [2])
 
 
+def test_a_completion_is_read_as_it_follows_its_prompt(stories_folder):
+    """Encoded alone, " girl" would open with a space of its own: ▁ ▁g ir l."""
+    tokenizer = Tokenizer.from_folder(stories_folder / "hf")
+    for prompt, completion in (("there was a little", " girl."), ("Tom said", "\nHi"), ("a", "")):
+        asked, answer = encode_judged(tokenizer, prompt, completion)
+        assert asked == tokenizer.encode(prompt)
+        assert asked + answer == [*tokenizer.encode(prompt + completion), tokenizer.eos_id]
+
+
 @pytest.mark.parametrize(
     ("side", "max_tokens", "expected"),
     [
