@@ -159,8 +159,9 @@ def _is_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, (str, os.PathLike))
     if kind is int:
         return isinstance(plain_number(value), int)
-    if kind is float:  # or what jax puts in the place of a number
-        return not (isinstance(value, _PLAIN) or callable(value) or dataclasses.is_dataclass(value))
+    if kind is float:  # or what jax puts in the place of a number, which may be a record of its own
+        record = dataclasses.is_dataclass(value) and not type(value).__module__.startswith("jax.")
+        return not (isinstance(value, _PLAIN) or callable(value) or record)
     if typing.get_origin(kind) is tuple:
         return isinstance(value, (tuple, list))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
