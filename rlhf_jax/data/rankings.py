@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_jax.data.lengths import OVER_LONG, tell_lengths, too_long
-from rlhf_jax.data.mixture import Shares
 from rlhf_jax.data.order import fingerprint
 from rlhf_jax.data.padding import pad_right
-from rlhf_jax.data.rows import TokenRows
+from rlhf_jax.data.rows import TokenRows, fit_rows
 from rlhf_jax.data.texts import check_encodable
-from rlhf_jax.errors import ConfigError, check_choice, check_number
+from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.models.reward import cut_judged, encode_judged
 from rlhf_jax.types import RankedBatch
 
@@ -69,36 +67,40 @@ class RankedSet(TokenRows):
             ConfigError: no rows, a field missing or of another type, lists of unequal length,
                 fewer than two completions, a completion too long under "error", or no row left.
         """
-        check_choice("over_long", over_long, OVER_LONG)
-        check_number("max_tokens", max_tokens, low=2)
-        if not rows:
-            raise ConfigError(f"{name}: there are no rows")
         with_margin = any("margin" in row for row in rows)
-        ids, ranks, margins, numbers, num_cut = [], [], [], [], 0
-        for number, row in enumerate(rows):
-            where = f"{name}: row {number}"
-            completions, order = read_ranking(row, where)
-            margin = _margin(row, len(order), where) if with_margin else None
-            kept, cut = _fit(row["prompt"], completions, tokenizer, max_tokens, over_long, where)
-            left = [s for s, side in enumerate(kept) if side is not None]
-            if len(left) >= 2:
-                num_cut += cut
-                numbers.append(number)
-                ids.append([kept[s] for s in left])
-                ranks.append([order[s] for s in left])
-                margins.append(margin[np.ix_(left, left)] if with_margin else None)
-        num_dropped = len(rows) - len(ids)
-        tell_lengths(name, len(rows), num_dropped, num_cut, max_tokens)
+
+        def encode(row: Row, where: str) -> tuple:
+            completions, ranks = read_ranking(row, where)
+            sides = [encode_judged(tokenizer, row["prompt"], text) for text in completions]
+            return sides, ranks, _margin(row, len(ranks), where) if with_margin else None
+
+        def fit(item: tuple, side: str) -> tuple | None:
+            sides, ranks, margin_SS = item
+            found = [cut_judged(*parts, max_tokens, side) for parts in sides]
+            left = [s for s, parts in enumerate(found) if parts is not None]
+            if with_margin:
+                margin_SS = margin_SS[np.ix_(left, left)]
+            fitting = [found[s] for s in left], [ranks[s] for s in left], margin_SS
+            return fitting if len(left) >= 2 else None
+
+        kept = fit_rows(
+            rows,
+            encode,
+            lambda item: max(map(_length, item[0])),
+            fit,
+            limit=max_tokens,
+            over_long=over_long,
+            name=name,
+            drop=lambda item: fit(item, "drop"),
+        )
+        ids = [[prompt + completion for prompt, completion in sides] for sides, _, _ in kept.items]
         return cls(
             ids=ids,
-            ranks=ranks,
-            margins=margins if with_margin else None,
+            ranks=[ranks for _, ranks, _ in kept.items],
+            margins=[margin_SS for _, _, margin_SS in kept.items] if with_margin else None,
             sides=max(map(len, ids)),
             max_tokens=max_tokens,
-            pad_id=tokenizer.pad_id,
-            num_dropped=num_dropped,
-            num_cut=num_cut,
-            shares=Shares.of(rows, numbers),
+            **kept.options(tokenizer.pad_id),
         )
 
     def __len__(self) -> int:
@@ -137,34 +139,21 @@ def read_judged(
     rows: Sequence[Row], tokenizer, *, max_tokens: int, over_long: str, name: str
 ) -> list[list[int]]:
     """Ids of rows {"prompt": text, "completion": text}, as `RankedSet.from_rows` makes them."""
-    if not rows:
-        raise ConfigError(f"{name}: there are no rows")
-    found, cut = [], 0
-    for number, row in enumerate(rows):
-        where = f"{name}: row {number}"
+
+    def encode(row: Row, where: str) -> tuple[list[int], list[int]]:
         _check_texts(row.get("prompt"), [row.get("completion")], where)
-        texts = (row["prompt"], [row["completion"]])
-        (ids,), was_cut = _fit(*texts, tokenizer, max_tokens, over_long, where)
-        if ids is not None:
-            found.append(ids)
-            cut += was_cut
-    tell_lengths(name, len(rows), len(rows) - len(found), cut, max_tokens)
-    return found
+        return encode_judged(tokenizer, row["prompt"], row["completion"])
+
+    def fit(parts, side: str):
+        return cut_judged(*parts, max_tokens, side)
+
+    options = dict(limit=max_tokens, over_long=over_long, name=name)
+    kept = fit_rows(rows, encode, _length, fit, **options)
+    return [prompt + completion for prompt, completion in kept.items]
 
 
-def _fit(prompt, completions, tokenizer, max_tokens, over_long, where):
-    """Ids of each completion with its prompt, None where it is dropped; was any cut?"""
-    kept, cut = [], False
-    for text in completions:
-        parts = encode_judged(tokenizer, prompt, text)
-        long = sum(map(len, parts)) > max_tokens
-        if long and over_long == "error":
-            name, number = where.rsplit(": row ", 1)
-            raise too_long(name, int(number), sum(map(len, parts)), "max_tokens", max_tokens)
-        drop = long and over_long == "drop"
-        kept.append(None if drop else cut_judged(*parts, max_tokens, over_long))
-        cut = cut or (long and not drop and kept[-1] is not None)
-    return kept, cut
+def _length(parts: tuple[list[int], list[int]]) -> int:
+    return sum(map(len, parts))
 
 
 def read_ranking(row: Row, where: str) -> tuple[list[str], list[float]]:

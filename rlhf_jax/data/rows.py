@@ -75,6 +75,7 @@ def fit_rows(
     over_long: str,
     name: str,
     option: str = "max_tokens",
+    drop: Callable[[Any], Any | None] | None = None,
 ) -> Kept:
     """Encode rows and settle those that are too long; they are counted, and told in the log.
 
@@ -87,6 +88,7 @@ def fit_rows(
         over_long: "error", "drop", "left" or "right".
         name: of the dataset, for messages.
         option: that sets the limit, for messages.
+        drop: item -> what "drop" leaves of it; None: nothing.
 
     Raises:
         ConfigError: no rows, one too long under "error", no row left, or what `encode` raises.
@@ -101,8 +103,11 @@ def fit_rows(
         if item is not None and length(item) > limit:
             if over_long == "error":
                 raise too_long(name, number, length(item), option, limit)
-            item = None if over_long == "drop" else cut(item, over_long)
-            num_cut += item is not None
+            if over_long == "drop":
+                item = drop and drop(item)
+            else:
+                item = cut(item, over_long)
+                num_cut += item is not None
         if item is not None:
             numbers.append(number)
             items.append(item)

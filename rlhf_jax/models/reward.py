@@ -88,18 +88,24 @@ def encode_judged(tokenizer: Tokenizer, prompt: str, completion: str) -> tuple[l
     return ids, tokenizer.append_end(encode_after(tokenizer, prompt, ids, completion))
 
 
-def cut_judged(prompt: list[int], completion: list[int], max_tokens: int, side: str) -> list | None:
-    """prompt + completion in at most `max_tokens`, the end token kept: the head reads it.
+def cut_judged(
+    prompt: list[int], completion: list[int], max_tokens: int, side: str
+) -> tuple[list[int], list[int]] | None:
+    """Prompt and completion in at most `max_tokens`, the end token kept: the head reads it.
 
     "left" cuts the beginning of the prompt, "right" the completion before its end token, by
-    exactly the surplus. None: nothing of the prompt, or of the completion but the end, is left.
+    exactly the surplus. None: nothing of the prompt, or of the completion but the end, would be
+    left; or it is too long, and `side` is neither of them.
     """
-    surplus = max(0, len(prompt) + len(completion) - max_tokens)
-    if side == "left":
-        return prompt[surplus:] + completion if surplus < len(prompt) else None
+    surplus = len(prompt) + len(completion) - max_tokens
+    if surplus <= 0:
+        return prompt, completion
+    if side == "left" and surplus < len(prompt):
+        return prompt[surplus:], completion
     kept = len(completion) - 1 - surplus
-    whole = surplus == 0
-    return prompt + completion[:kept] + completion[-1:] if kept > 0 or whole else None
+    if side == "right" and kept > 0:
+        return prompt, completion[:kept] + completion[-1:]
+    return None
 
 
 def is_reward_model(folder: str | os.PathLike) -> bool:

@@ -138,7 +138,8 @@ def _ids(tokenizer, prompt, completion, columns, over_long, where) -> list[int] 
             f"{where} has {length} tokens, more than max_tokens={columns}; sample fewer, or train "
             'the reward model with a larger max_tokens, or with over_long="left" or "right"'
         )
-    return cut_judged(*parts, columns, over_long)
+    kept = cut_judged(*parts, columns, over_long)
+    return kept and kept[0] + kept[1]
 
 
 def _rectangle(ids, size, columns, pad_id) -> tuple[np.ndarray, np.ndarray]:

@@ -178,11 +178,13 @@ def test_a_completion_is_read_as_it_follows_its_prompt(stories_folder):
     ],
 )
 def test_cutting(side, max_tokens, expected):
-    assert cut_judged([1, 10, 11], [20, 21, 22, 2], max_tokens, side) == expected
+    found = cut_judged([1, 10, 11], [20, 21, 22, 2], max_tokens, side)
+    assert (found and found[0] + found[1]) == expected
 
 
 def test_an_empty_completion_that_fits_is_judged():
-    assert cut_judged([1, 10], [2], 3, "right") == [1, 10, 2]
+    assert cut_judged([1, 10], [2], 3, "right") == ([1, 10], [2])
+    assert cut_judged([], [5, 2], 3, "left") == ([], [5, 2])
 
 
 def test_transformers_gives_the_score_less_the_bias(folder, params, expected):
