@@ -153,7 +153,7 @@ def train(
     title: str,
 ) -> TrainState:
     """The box: one batch, one update. A step is reported while the device works on the next."""
-    host, pending, first = opened.host, None, int(state.step)
+    first = int(state.step)
     with (
         Progress(title, total=cfg.num_steps, start=first) as progress,
         ahead(batches, first) as feed,
@@ -165,25 +165,15 @@ def train(
             batch = next(feed)
             state, metrics = parts.update(state, shard_rows(mesh, batch))
             state = replace(state, step=state.step + 1)
-            if pending:
-                opened.report(progress, *pending)
-            stopping, last = stop.requested, step + 1 == cfg.num_steps
-            save = last or stopping or opened.checkpoints.due(step + 1)
-            due = last or (cfg.evaluate_every and (step + 1) % cfg.evaluate_every == 0)
-            if save or due:  # wait here, so that the time is this step's
-                jax.block_until_ready(metrics)
-            numbers = {"seconds": time.monotonic() - began}
-            host["seconds"] += numbers["seconds"]
-            host["tokens"] += parts.count(batch)
-            pending = (step + 1, [metrics], numbers)
-            if save or due:
-                opened.report(progress, *pending)
-                pending = None
-            if due and parts.measure:
+            opened.host["tokens"] += parts.count(batch)
+
+            due = opened.due(step + 1, stop, cfg.evaluate_every)
+            opened.report(progress, step + 1, [metrics], {}, began=began, due=due)
+            if due.measure and parts.measure:
                 measure(parts, state, opened, progress, step=step + 1)
-            if save:
+            if due.save:
                 opened.save(step + 1, state)
-            if stopping and not last:
+            if due.leave:
                 stop.leave(cfg.out, step + 1)
     return state
 

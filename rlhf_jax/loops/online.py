@@ -175,8 +175,7 @@ def train(
     host, objective = opened.host, cfg.objective
     # one update on fresh weights: old is the policy itself, nothing needs to be scored for it
     keep_old = cfg.updates_per_step > 1 or objective.needs_old
-    draws, pending = Draws(cfg, setup, host), None
-    first = int(state.step)
+    draws, first = Draws(cfg, setup, host), int(state.step)
     with Progress("train", total=cfg.num_steps, start=first) as progress:
         if first == 0:
             measure(cfg, setup, state, opened, progress, step=0)
@@ -207,26 +206,15 @@ def train(
             if cfg.refresh_reference_every and (step + 1) % cfg.refresh_reference_every == 0:
                 state = refresh_reference(state, cfg.refresh_mix)
 
-            if pending:
-                opened.report(progress, *pending)
-            stopping, last = stop.requested, step + 1 == cfg.num_steps
-            due = last or (cfg.evaluation.every and (step + 1) % cfg.evaluation.every == 0)
-            save = last or stopping or opened.checkpoints.due(step + 1)
-            if due or save:  # wait here, so that the time is this step's
-                jax.block_until_ready(updates)
             host["tokens_trained"] += int(to_host(batch.mask_BT).sum())
             numbers |= draws.numbers() | judged.means(cfg.rewards, cfg.watch) | judged.seconds()
-            numbers |= {name: host[name] for name in COUNTS}
-            numbers |= {"draws": num_draws, "seconds": time.monotonic() - began}
-            host["seconds"] += numbers["seconds"]
-            pending = (step + 1, updates, numbers, judged)
-            if due or save:
-                opened.report(progress, *pending)
-                pending = None
-            if due:
+            numbers |= {name: host[name] for name in COUNTS} | {"draws": num_draws}
+            due = opened.due(step + 1, stop, cfg.evaluation.every)
+            opened.report(progress, step + 1, updates, numbers, judged, began=began, due=due)
+            if due.measure:
                 measure(cfg, setup, state, opened, progress, step=step + 1)
-            if save:
+            if due.save:
                 opened.save(step + 1, state)
-            if stopping and not last:
+            if due.leave:
                 stop.leave(cfg.out, step + 1)
     return state

@@ -8,7 +8,6 @@ reward function in place of the annotator it is the paper's box. Read `train`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,15 +21,14 @@ from rlhf_jax.algorithms.preference import PreferenceObjective
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.collect import Judged, judge
 from rlhf_jax.loops.common import StopRequest, step_key
-from rlhf_jax.loops.functions import prompt_sampler
+from rlhf_jax.loops.functions import Functions, prompt_sampler
 from rlhf_jax.loops.measure import measure
 from rlhf_jax.loops.online import COUNTS
 from rlhf_jax.loops.preference import check_weighted
 from rlhf_jax.loops.rollout_config import RolloutConfig
 from rlhf_jax.loops.run import Run
-from rlhf_jax.loops.setup import Inputs, read_prompts
+from rlhf_jax.loops.setup import Inputs, Setup, read_prompts
 from rlhf_jax.loops.start import export_policy, start_policy
-from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.mesh import make_mesh
 from rlhf_jax.parallel.multihost import to_host
 from rlhf_jax.parallel.sharding import row_shards, shard_rows
@@ -72,33 +70,6 @@ class OnlinePreferenceConfig(RolloutConfig):
         check_divides("num_prompts", self.num_prompts, "micro_rows", micro)
 
 
-@dataclass(frozen=True)
-class Functions:
-    """What the loop calls, each compiled once.
-
-    sample, answer, greedy, score: as in `loops.functions.Functions`
-    pair: (rollout, index_PS, weight_P) -> PreferenceBatch
-    update: (state, objective, batch) -> state, metrics
-    """
-
-    sample: Callable
-    answer: Callable
-    greedy: Callable
-    score: Callable
-    pair: Callable
-    update: Callable
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The model and its functions on a mesh."""
-
-    inputs: Inputs
-    mesh: Mesh
-    model: Model
-    functions: Functions
-
-
 def run(cfg: OnlinePreferenceConfig) -> dict[str, Any]:
     """Train as `cfg` says, in its run folder; returns what result.json holds.
 
@@ -128,7 +99,10 @@ def run(cfg: OnlinePreferenceConfig) -> dict[str, Any]:
 
 
 def set_up(cfg: OnlinePreferenceConfig, inputs: Inputs, mesh: Mesh) -> tuple[Setup, TrainState]:
-    """Load the model, make the functions and the state of step 0."""
+    """Load the model, make the functions and the state of step 0.
+
+    `label` of the functions is `pair`: (rollout, index_PS, weight_P) -> PreferenceBatch.
+    """
     start = start_policy(cfg, mesh)
     model = start.model
     tx = make_optimizer(cfg.optim, cfg.num_steps)
@@ -145,18 +119,18 @@ def set_up(cfg: OnlinePreferenceConfig, inputs: Inputs, mesh: Mesh) -> tuple[Set
             micro_rows=cfg.micro_rows,
             mesh=mesh,
         ),
-        pair=jax.jit(pair),
+        label=jax.jit(pair),
         update=make_preference_update(model, tx, micro_rows=cfg.micro_rows, mesh=mesh),
     )
     state = init_state(start.trained, tx, with_reference=True, base=start.base, mesh=mesh)
-    return Setup(inputs, mesh, model, functions), state
+    return Setup(inputs, mesh, start, None, functions, (tx, None)), state
 
 
 def train(
     cfg: OnlinePreferenceConfig, setup: Setup, state: TrainState, opened: Run, stop: StopRequest
 ) -> TrainState:
     """The paper's loop. A step is reported while the device works on the next one."""
-    functions, inputs, host, pending = setup.functions, setup.inputs, opened.host, None
+    functions, inputs, host = setup.functions, setup.inputs, opened.host
     first = int(state.step)
     with Progress("train", total=cfg.num_steps, start=first) as progress:
         if first == 0:
@@ -168,32 +142,21 @@ def train(
             rollout = functions.sample(policy_of(state), prompts, key)  # y_1..y_G ~ π(· | x)
             judged = judge(cfg, inputs.tokenizer, prompts, rollout, watch=cfg.watch)  # r(x, y)
             labels = best_and_worst(judged, cfg.sampling.num_samples)  # y_w, y_l
-            batch = functions.pair(rollout, *shard_rows(setup.mesh, labels))
+            batch = functions.label(rollout, *shard_rows(setup.mesh, labels))
             state, metrics = functions.update(state, cfg.objective, batch)
             state = replace(state, step=state.step + 1)
 
-            if pending:
-                opened.report(progress, *pending)
-            stopping, last = stop.requested, step + 1 == cfg.num_steps
-            due = last or (cfg.evaluation.every and (step + 1) % cfg.evaluation.every == 0)
-            save = last or stopping or opened.checkpoints.due(step + 1)
-            if due or save:  # wait here, so that the time is this step's
-                jax.block_until_ready(metrics)
             numbers = draw_numbers(cfg, rollout, judged, labels[1])
             host["tokens_drawn"] += int(to_host(rollout.mask_BT).sum())
             host["tokens_trained"] += int(to_host(batch.mask_BST)[labels[1] > 0].sum())
             numbers |= {name: host[name] for name in COUNTS}
-            numbers["seconds"] = time.monotonic() - began
-            host["seconds"] += numbers["seconds"]
-            pending = (step + 1, [metrics], numbers, judged)
-            if due or save:
-                opened.report(progress, *pending)
-                pending = None
-            if due:
+            due = opened.due(step + 1, stop, cfg.evaluation.every)
+            opened.report(progress, step + 1, [metrics], numbers, judged, began=began, due=due)
+            if due.measure:
                 measure(cfg, setup, state, opened, progress, step=step + 1)
-            if save:
+            if due.save:
                 opened.save(step + 1, state)
-            if stopping and not last:
+            if due.leave:
                 stop.leave(cfg.out, step + 1)
     return state
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.collect import Judged
-from rlhf_jax.loops.common import DTYPES, RunConfig
+from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest
 from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.convert import load_pretrained, read_config
 from rlhf_jax.models.tokenizer import Tokenizer
@@ -80,6 +82,14 @@ def _without_files(identity: str) -> list[str]:
     return [part for part in identity.split("-") if not part.startswith(FILES)]
 
 
+class Due(NamedTuple):
+    """What follows a step: held-out rows measured, a checkpoint saved, the run left as asked."""
+
+    measure: bool
+    save: bool
+    leave: bool
+
+
 class Run:
     """The folder of one run, opened to begin or to go on.
 
@@ -108,6 +118,7 @@ class Run:
         self.cfg, self.panels, self.counts = cfg, panels, counts
         self.folder = RunFolder(path, writes=is_first_process())
         self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)
+        self._waiting: tuple | None = None  # a step that is not reported yet
         self.host: dict[str, Any] = {"position": 0, **dict.fromkeys(counts, 0), "seconds": 0.0}
         try:
             self._result = self.folder.result()
@@ -188,6 +199,19 @@ class Run:
         self.host["updates"] = int(to_host(state.updates))
         self.checkpoints.save(step, replace(state, base=None), self.host)
 
+    def due(self, step: int, stop: StopRequest, every: int | None) -> Due:
+        """What follows `step` finished steps: all of it the last one.
+
+        Args:
+            step: finished steps.
+            stop: a run that is asked to stop saves first.
+            every: steps between two measurements of held-out rows; None: none between.
+        """
+        last = step == self.cfg.num_steps
+        measure = last or (every is not None and step % every == 0)
+        save = last or stop.requested or self.checkpoints.due(step)
+        return Due(measure, save, leave=stop.requested and not last)
+
     def report(
         self,
         progress: Progress,
@@ -195,14 +219,48 @@ class Run:
         updates: Sequence[dict],
         numbers: dict[str, Any],
         judged: Judged | None = None,
+        *,
+        began: float,
+        due: Due,
     ) -> None:
-        """Log and show one finished step.
+        """Log and show the step before this one, while the device works on this one.
+
+        This one is waited for and reported too where something is due, so that its time is its own.
 
         Args:
             step: finished steps, this one included.
             updates: metrics of the step's optimizer updates, still on the device.
             numbers: what else is known of the step.
             judged: its completions; a few are kept every `cfg.samples_every` steps.
+            began: `time.monotonic()` then.
+            due: what follows the step.
+
+        Raises:
+            FloatingPointError: as `_report`.
+        """
+        self._report_waiting(progress)
+        if due.measure or due.save:
+            jax.block_until_ready(updates)
+        seconds = time.monotonic() - began
+        self.host["seconds"] += seconds
+        self._waiting = (step, updates, {**numbers, "seconds": seconds}, judged)
+        if due.measure or due.save:
+            self._report_waiting(progress)
+
+    def _report_waiting(self, progress: Progress) -> None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._report(progress, *waiting)
+
+    def _report(
+        self,
+        progress: Progress,
+        step: int,
+        updates: Sequence[dict],
+        numbers: dict[str, Any],
+        judged: Judged | None,
+    ) -> None:
+        """Log and show one finished step.
 
         Raises:
             FloatingPointError: an update was not finite and `on_nonfinite` is "stop"; it names

@@ -134,10 +134,10 @@ def test_a_run_that_dies_goes_on_to_the_bit(policy_folder, tmp_path, monkeypatch
     cfg = replace(straight, out=str(tmp_path / "died"))
     report = Run.report
 
-    def dies(self, progress, step, *rest):
+    def dies(self, progress, step, *rest, **options):
         if step == 4:
             raise OSError("the disk is gone")
-        report(self, progress, step, *rest)
+        report(self, progress, step, *rest, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "report", dies)
