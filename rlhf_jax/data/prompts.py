@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,21 @@ def jsonl_prompts(*, train: str, held_out: str) -> tuple[list[Row], list[Row]]:
         if row["prompt"] in seen:
             raise ConfigError(f"{held_out}: row {number} is a prompt of {train} too")
     return rows, held_out_rows
+
+
+def both_parts(found: Any) -> tuple[Sequence[Row], Sequence[Row]]:
+    """(training rows, held-out rows): what a config's `prompts` has returned, if it is that.
+
+    Raises:
+        ConfigError: it is something else, one list of rows for example.
+    """
+    pair = isinstance(found, (tuple, list)) and len(found) == 2
+    if not pair or any(isinstance(part, (Mapping, str)) for part in found):
+        raise ConfigError(
+            "prompts must return two lists, (training rows, held-out rows); it returned "
+            f"{found!r:.60}, a {type(found).__name__}"
+        )
+    return found[0], found[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlhf_jax.data.order import fingerprint
 from rlhf_jax.data.padding import pad_right
-from rlhf_jax.data.rows import TokenRows, fit_rows
+from rlhf_jax.data.rows import TokenRows, check_rows, fit_rows
 from rlhf_jax.data.texts import check_encodable
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.models.reward import cut_judged, encode_judged
@@ -67,6 +67,7 @@ class RankedSet(TokenRows):
             ConfigError: no rows, a field missing or of another type, lists of unequal length,
                 fewer than two completions, a completion too long under "error", or no row left.
         """
+        check_rows(rows, name)
         with_margin = any("margin" in row for row in rows)
 
         def encode(row: Row, where: str) -> tuple:

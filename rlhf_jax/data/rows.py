@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,21 @@ class Kept:
         return {"pad_id": pad_id, "shares": self.shares, **counts}
 
 
+def check_rows(rows: Any, name: str) -> None:
+    """Refuse what is no sequence of records, or an empty one.
+
+    Raises:
+        ConfigError: it names the first row that is none.
+    """
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        raise ConfigError(f"{name}: {type(rows).__name__} is no list of rows")
+    if not rows:
+        raise ConfigError(f"{name}: there are no rows")
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"{name}: row {number} is {row!r:.60}, not a dict")
+
+
 def fit_rows(
     rows: Sequence[Row],
     encode: Callable[[Row, str], Any],
@@ -91,12 +106,12 @@ def fit_rows(
         drop: item -> what "drop" leaves of it; None: nothing.
 
     Raises:
-        ConfigError: no rows, one too long under "error", no row left, or what `encode` raises.
+        ConfigError: what `check_rows` and `encode` raise, a row too long under "error", or no row
+            left.
     """
     check_choice("over_long", over_long, OVER_LONG)
     check_number(option, limit, low=1 if option != "max_tokens" else 2)
-    if not rows:
-        raise ConfigError(f"{name}: there are no rows")
+    check_rows(rows, name)
     numbers, items, num_cut = [], [], 0
     for number, row in enumerate(rows):
         item = encode(row, f"{name}: row {number}")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from rlhf_jax.bind import Bound
 from rlhf_jax.data.lengths import OVER_LONG
-from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.data.prompts import PromptSet, both_parts
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import Judged, judge
 from rlhf_jax.loops.common import RunConfig, step_key
@@ -94,7 +94,7 @@ class AnswersConfig:
                 f"{config.max_positions} positions"
             )
         return PromptSet.from_rows(
-            self.prompts()[1],
+            both_parts(self.prompts())[1],
             tokenizer,
             max_prompt_tokens=self.max_prompt_tokens,
             over_long=self.over_long,

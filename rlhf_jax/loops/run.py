@@ -24,7 +24,7 @@ from rlhf_jax.parallel.sharding import padded_vocab, spec_for
 from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.resolved import resolved
-from rlhf_jax.report.run_folder import RunFolder
+from rlhf_jax.report.run_folder import RunFolder, check_unused
 from rlhf_jax.train.checkpoint import Checkpointer
 from rlhf_jax.train.metrics import bad_rows, update_numbers
 from rlhf_jax.train.state import TrainState
@@ -68,10 +68,32 @@ def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig, folder: str) -
         )
 
 
+def open_path(cfg) -> Path:
+    """The folder of `cfg.out`, moved aside if the run is to begin anew.
+
+    Raises:
+        ConfigError: it is not named, or what `begin_anew` raises.
+    """
+    if not str(cfg.out):
+        raise ConfigError("out is empty: name the run's folder")
+    path = Path(cfg.out).resolve()
+    if cfg.restart:
+        begin_anew(path)
+    return path
+
+
 def begin_anew(path: Path) -> None:
-    """Rename a folder to the first free of FOLDER.1, FOLDER.2, …: nothing is deleted."""
+    """Rename a folder to the first free of FOLDER.1, FOLDER.2, …: nothing is deleted.
+
+    Raises:
+        ConfigError: another process is writing there, or this one works in it or below.
+    """
+    path = path.resolve()
     if not path.exists() or not is_first_process():
         return
+    if path in (Path.cwd(), *Path.cwd().parents):
+        raise ConfigError(f"--restart would move {path}, where you are; name another --out")
+    check_unused(path)  # its process would go on by the names of files, in the new folder
     number = 1
     while path.with_name(f"{path.name}.{number}").exists():
         number += 1
@@ -112,9 +134,7 @@ class Run:
         panels: Sequence[Panel] = ONLINE_PANELS,
         counts: Sequence[str] = ("tokens",),
     ):
-        path = Path(cfg.out).resolve()
-        if cfg.restart:
-            begin_anew(path)
+        path = open_path(cfg)
         self.cfg, self.panels, self.counts = cfg, panels, counts
         self.folder = RunFolder(path, writes=is_first_process())
         self.checkpoints = Checkpointer(self.folder.checkpoints, cfg.checkpoint)

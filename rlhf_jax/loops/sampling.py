@@ -22,12 +22,13 @@ from rlhf_jax.bind import Bound
 from rlhf_jax.data.comparisons import ROWS_FILE, SAMPLED, read_samples
 from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.data.order import batches_in_order
-from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.data.prompts import PromptSet, both_parts
+from rlhf_jax.data.rows import check_rows
 from rlhf_jax.errors import ConfigError, check_choice, check_divides, check_number
 from rlhf_jax.loops.collect import judge
 from rlhf_jax.loops.common import DTYPES, StopRequest, step_key
 from rlhf_jax.loops.functions import prompt_sampler
-from rlhf_jax.loops.run import begin_anew, check_vocabulary, load_policy
+from rlhf_jax.loops.run import check_vocabulary, load_policy, open_path
 from rlhf_jax.loops.start import with_files
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.tokenizer import Tokenizer
@@ -132,9 +133,7 @@ def run(cfg: SampleConfig) -> dict[str, Any]:
         Interrupted: asked to stop; what is drawn is kept.
     """
     tokenizer, prompts, identity = read_inputs(cfg)
-    path = Path(cfg.out).resolve()
-    if cfg.restart:
-        begin_anew(path)
+    path = open_path(cfg)
     with RunFolder(path, writes=is_first_process()) as folder, StopRequest() as stop:
         record = {"identity": identity, **resolved(cfg)}
         done = _rows_done(folder, path / ROWS_FILE, record)
@@ -162,7 +161,9 @@ def read_inputs(cfg: SampleConfig) -> tuple[Tokenizer, PromptSet, str]:
     """
     tokenizer = Tokenizer.from_folder(cfg.model)
     check_vocabulary(tokenizer, read_config(cfg.model), cfg.model)
-    rows = cfg.prompts()[("train", "held_out").index(cfg.part)][: cfg.max_prompts]
+    rows = both_parts(cfg.prompts())[("train", "held_out").index(cfg.part)]
+    check_rows(rows, "prompts")
+    rows = rows[: cfg.max_prompts]
     for number, row in enumerate(rows):
         taken = sorted(SAMPLED & row.keys())
         if taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective
-from rlhf_jax.data.prompts import PromptSet
+from rlhf_jax.data.prompts import PromptSet, both_parts
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.functions import Functions, build
 from rlhf_jax.loops.run import check_vocabulary
 from rlhf_jax.loops.start import Start, model_print, new_adapters, start_policy, with_files
 from rlhf_jax.models.convert import read_config
 from rlhf_jax.models.heads import init_scalar_head
-from rlhf_jax.models.reward import load_reward_model, read_trunk_config
+from rlhf_jax.models.reward import check_reward_model, load_reward_model, read_trunk_config
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.models.weights import fingerprint
@@ -84,10 +85,16 @@ def read_prompts(cfg) -> Inputs:
             f"sampling.max_prompt_tokens + max_new_tokens = {length}, but {cfg.model} was made "
             f"for at most {config.max_positions} positions"
         )
-    train_rows, held_out_rows = cfg.prompts()
+    train_rows, held_out_rows = both_parts(cfg.prompts())
     options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
     prompts = PromptSet.from_rows(train_rows, tokenizer, name="training prompts", **options)
     held_out = PromptSet.from_rows(held_out_rows, tokenizer, name="held-out prompts", **options)
+    shared = set(prompts.texts) & set(held_out.texts)
+    if shared:
+        logging.getLogger(__name__).warning(
+            "%d held-out prompts are training prompts too: what is measured on them is no test",
+            len(shared),
+        )
     identity = "-".join([model_print(cfg), prompts.fingerprint, held_out.fingerprint])
     identity = with_files(identity, [*cfg.rewards, *cfg.watch])
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
@@ -95,9 +102,11 @@ def read_prompts(cfg) -> Inputs:
 
 
 def check_critic(folder: str, tokenizer: Tokenizer, prompts: PromptSet, length: int) -> None:
-    """Refuse a critic that cannot read the policy's ids, or rows of that length."""
+    """Refuse what is no reward model, or a critic that cannot read the policy's ids, or rows of
+    that length."""
+    check_reward_model(folder)
     config, own = read_trunk_config(folder), Tokenizer.from_folder(folder)
-    texts = [row["prompt"] for row in prompts.rows[:8]]
+    texts = prompts.texts[:8]
     if own.vocab_size != tokenizer.vocab_size or any(
         own.encode(text) != tokenizer.encode(text) for text in texts
     ):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +31,14 @@ from rlhf_jax.models.family import Family
 from rlhf_jax.models.options import axis_sizes, decoder_config, find_family, hf_config
 from rlhf_jax.models.tensors import BLOCK, Range, TensorRule, read_piece
 from rlhf_jax.models.tokenizer import Tokenizer
-from rlhf_jax.models.weights import ONE_FILE, Weights, open_weights, read_json, write_json
+from rlhf_jax.models.weights import (
+    ONE_FILE,
+    Weights,
+    open_weights,
+    read_json,
+    replaced,
+    write_json,
+)
 
 ShardingOf = Callable[[tuple[str, ...], jax.ShapeDtypeStruct], Sharding | None]
 
@@ -154,26 +160,12 @@ def export_pretrained(
     # No pad in config.json, not even a family's own default: torch stops the gradient of that row,
     # which may be an end, and fails if there is no such row.
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends, "pad_token_id": None}
-    new = folder.parent / f".{folder.name}.new-{os.getpid()}"
-    try:
-        new.mkdir(parents=True)
+    with replaced(folder) as new:
         save_file(tensors, new / ONE_FILE, metadata={"format": "pt"})
         tokenizer.save(new)
         raw |= {**ids, **(options or {})}
         for name, content in {"config.json": raw, **(beside or {})}.items():
             write_json(new / name, content)
-        _put_in_place(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _put_in_place(new: Path, folder: Path) -> None:
-    """Rename `new` to `folder`, which may exist."""
-    old = folder.parent / f".{folder.name}.old-{os.getpid()}"
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _read_config(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from rlhf_jax.models.config import DecoderConfig
 from rlhf_jax.models.families import FAMILIES
 from rlhf_jax.models.lora import MATRICES, LoraConfig
 from rlhf_jax.models.tensors import TensorRule
-from rlhf_jax.models.weights import read_json, write_json
+from rlhf_jax.models.weights import read_json, replaced, write_json
 from rlhf_jax.parallel.multihost import to_host
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -97,9 +96,6 @@ def export_adapters(
             tensors[f"{layer}.lora_B.weight"] = _matrix(b[n], split=1)
     if jax.process_index() != 0:
         return
-    new = folder.parent / f".{folder.name}.new-{os.getpid()}"
-    new.mkdir(parents=True)
-    save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
     content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -113,9 +109,9 @@ def export_adapters(
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
-    write_json(new / CONFIG, content)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    with replaced(folder) as new:
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        write_json(new / CONFIG, content)
 
 
 def load_adapters(cfg: LoraConfig, config: DecoderConfig, shapes: dict[str, Any]) -> dict[str, Any]:

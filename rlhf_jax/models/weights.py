@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -106,6 +109,29 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes the place of `folder` if nothing is raised.
+
+    What killed processes have left of such folders is removed, also by this process's own number:
+    in containers it is the same every time.
+    """
+    new, old = (folder.parent / f".{folder.name}.{kind}-{os.getpid()}" for kind in ("new", "old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        for kind in ("new", "old"):
+            for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.{kind}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def fingerprint(folder: str | Path) -> str:

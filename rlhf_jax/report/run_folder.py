@@ -30,6 +30,30 @@ from rlhf_jax.report.files import damaged, read_lines, read_object, write_atomic
 from rlhf_jax.report.resolved import resolved, surroundings
 
 LABELS = ("step", "time")
+LOCK = ".lock"
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse a folder into which, or somewhere below, another process is writing.
+
+    Raises:
+        ConfigError: it names the run.
+    """
+    for file in folder.rglob(LOCK):
+        held = os.open(file, os.O_RDWR)
+        try:
+            _hold(held, file.parent)
+        finally:
+            os.close(held)
+
+
+def _hold(held: int, folder: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another process is writing {folder}") from None
+    except OSError:
+        pass  # a file system without locks: better unguarded than no run
 
 
 class RunFolder:
@@ -172,15 +196,10 @@ class RunFolder:
 
     def _lock(self) -> None:
         """Hold .lock, which stays in the folder: removing it would let two in at once."""
-        held = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        held = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         # closing the file lets go of it: in close(), with this object, or with the process
         self._release = weakref.finalize(self, os.close, held)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is writing {self.path}") from None
-        except OSError:
-            pass  # a file system without locks: better unguarded than no run
+        _hold(held, self.path)
 
     def _record(self) -> dict[str, Any] | None:
         """config.json, None if it is missing."""

@@ -36,6 +36,8 @@ def called(reward: Callable, asked: tuple[list, list, list]) -> Called:
                 value = _finished(value)
         except Exception as raised:
             error = raised
+        except SystemExit as left:  # it would end the run, maybe with the exit code of a success
+            error = RuntimeError(f"a reward function left by SystemExit({left.code!r})")
     return Called(value, error, counts, time.monotonic() - began)
 
 
