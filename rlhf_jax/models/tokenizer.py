@@ -189,6 +189,11 @@ def encode_after(tokenizer, prompt: str, prompt_ids: list[int], text: str) -> li
     whole = list(tokenizer.encode(prompt + text))
     if whole[: len(prompt_ids)] == prompt_ids:
         return whole[len(prompt_ids) :]
+    return encode_inside(tokenizer, text)
+
+
+def encode_inside(tokenizer, text: str) -> list[int]:
+    """Ids of a text that stands inside a row: no BOS, and no space of the tokenizer's own."""
     for before in ("\n", ".", " "):
         first = list(tokenizer.encode(before, add_bos=False))
         whole = list(tokenizer.encode(before + text, add_bos=False))
