@@ -13,7 +13,7 @@ LAYERS = [
     {"ops", "parallel"},
     {"losses", "advantages"},
     {"algorithms", "models"},
-    {"train", "rollout", "rewards", "data", "report"},
+    {"train", "rollout", "rewards", "environments", "data", "report"},
     {"loops"},
     {"plan"},
 ]

@@ -1,0 +1,1 @@
+"""Worlds that answer a policy turn by turn: tools and games, on the host."""
