@@ -58,12 +58,26 @@ class Prompts:
 
 
 @pytree
+class Turns:
+    """What an environment said of each row of a dialogue.
+
+    `end_BT` is True on the last sampled token of each turn; `score_BT` is the turn's reward there,
+    where `given_BT` says that one was given.
+    """
+
+    end_BT: Array
+    given_BT: Array
+    score_BT: Array
+
+
+@pytree
 class Rollout:
     """What the sampler drew, G rows a prompt, rows of one prompt sharing `group_B`.
 
     `logp_sampler_BT` is under the distribution actually drawn from (temperature, top-k, top-p,
     min-p); `logp_full_BT` under the full softmax at the same temperature, as the trainer scores.
-    Both are 0 outside `mask_BT`. `truncated_B`: the row reached R tokens without an end token.
+    Both are 0 outside `mask_BT`. `truncated_B`: the row reached R tokens without an end token, or
+    is a dialogue that was cut short. `turns` is None where each row is one answer.
     """
 
     tokens_BT: Array
@@ -74,6 +88,7 @@ class Rollout:
     entropy_BT: Array
     group_B: Array
     truncated_B: Array
+    turns: Turns | None = None
 
 
 @pytree
@@ -197,6 +212,7 @@ __all__ = [
     "Rollout",
     "SFTBatch",
     "Scored",
+    "Turns",
     "UnpairedBatch",
     "pytree",
     "replace",

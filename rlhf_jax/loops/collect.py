@@ -11,6 +11,7 @@ import numpy as np
 
 from rlhf_jax.data.frontier import Frontier
 from rlhf_jax.loops.common import step_key
+from rlhf_jax.loops.dialogues import told_turns
 from rlhf_jax.loops.process import step_columns
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.parallel.multihost import to_host
@@ -25,7 +26,7 @@ class Judged(NamedTuple):
 
     `watch_BC` are scores that are reported and not trained on. `baseline_B` is the score of the
     prompt's greedy answer; `step_end_BT` and `step_score_BT` are process rewards (see `Scored`);
-    `costs` are the numbers of `rewards.compose.Scores`.
+    `costs` are the numbers of `rewards.compose.Scores`, `turns_B` how many each dialogue took.
     """
 
     prompts: list[str]
@@ -38,6 +39,7 @@ class Judged(NamedTuple):
     step_end_BT: np.ndarray | None = None
     step_score_BT: np.ndarray | None = None
     costs: dict[str, float] | None = None
+    turns_B: np.ndarray | None = None
 
     @property
     def total_B(self) -> np.ndarray:
@@ -94,12 +96,15 @@ class Judged(NamedTuple):
 
     def means(self, rewards, watch=()) -> dict[str, float]:
         """score/NAME of each function where several are trained on (times its weight), watch/NAME
-        of the watched: means over the rows that it applies to; and how many rows failed."""
+        of the watched: means over the rows that it applies to; how many rows failed; and the mean
+        number of turns of dialogues."""
         groups = [("watch", watch, self.watch_BC, self.watch_valid_BC)]
         if len(rewards) > 1:
             groups.append(("score", rewards, self.score_BC, self.valid_BC))
-        failed = {k: v for k, v in (self.costs or {}).items() if not k.startswith(_SECONDS)}
-        return failed | {
+        told = {k: v for k, v in (self.costs or {}).items() if not k.startswith(_SECONDS)}
+        if self.turns_B is not None:
+            told["turns"] = float(self.turns_B.mean())
+        return told | {
             f"{group}/{name}": float(score_BC[valid_BC[:, c], c].mean())
             for group, functions, score_BC, valid_BC in groups
             for c, name in enumerate(reward_names(functions))
@@ -114,16 +119,25 @@ class Judged(NamedTuple):
 def read_texts(
     tokenizer: Tokenizer, prompts: Prompts, rollout: Rollout
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Prompt, completion (decoded from the sampled ids) and dataset record of each row."""
-    tokens_BT, mask_BT = to_host((rollout.tokens_BT, rollout.mask_BT))
-    num_samples = len(tokens_BT) // len(prompts.rows)
+    """Prompt, completion (decoded from the ids of the row) and dataset record of each row.
+
+    Of a dialogue the completion is all that follows the prompt, observations too, and the record
+    has its turns under "dialogue" (see `loops.dialogues.told_turns`).
+    """
+    rollout = to_host(rollout)
+    length = prompts.tokens_PL.shape[1]
+    own_BT = rollout.attend_BT & (np.arange(rollout.attend_BT.shape[1]) >= length)[None]
+    num_samples = len(own_BT) // len(prompts.rows)
     texts, completions, rows = [], [], []
-    for b, (tokens_T, mask_T) in enumerate(zip(tokens_BT, mask_BT, strict=True)):
+    for b, own_T in enumerate(own_BT):
         p = b // num_samples
         prompt_ids = prompts.tokens_PL[p][prompts.attend_PL[p]].tolist()
+        own_ids = rollout.tokens_BT[b][own_T].tolist()
         texts.append(prompts.texts[p])
         rows.append(dict(prompts.rows[p]))  # a reward function may do with it as it likes
-        completions.append(tokenizer.decode_completion(prompt_ids, tokens_T[mask_T].tolist()))
+        completions.append(tokenizer.decode_completion(prompt_ids, own_ids))
+        if rollout.turns is not None:
+            rows[-1]["dialogue"] = told_turns(tokenizer, rollout, b)
     return texts, completions, rows
 
 
@@ -155,6 +169,8 @@ def judge(
         cfg.rewards, cfg.weights, *asked, errors=cfg.reward_errors
     )
     judged = Judged(texts, completions, score_BC, valid_BC, costs=costs)
+    if rollout.turns is not None:
+        judged = judged._replace(turns_B=to_host(rollout.turns.end_BT).sum(axis=1))
     if watch:
         score_BC, valid_BC, costs = score_completions(watch, None, *asked, errors=cfg.reward_errors)
         judged = judged._replace(
@@ -199,6 +215,9 @@ def fill_batch(
         found = judge(
             cfg, tokenizer, prompts, rollout, watch=cfg.watch, process_reward=cfg.process_reward
         )
+        if cfg.objective.needs_steps and rollout.turns is not None:
+            turns = to_host(rollout.turns)
+            found = found._replace(step_end_BT=turns.given_BT, step_score_BT=turns.score_BT)
         if greedy is not None:
             answers = judge(cfg, tokenizer, prompts, greedy(prompts))
             baseline_B = np.repeat(answers.total_B, cfg.sampling.num_samples)

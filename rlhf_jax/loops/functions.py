@@ -11,6 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective, estimate
+from rlhf_jax.loops.dialogues import DialogueSampler
+from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.sharding import shard_rows
 from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
@@ -47,6 +49,7 @@ def build(
     pad_id: int,
     mesh: Mesh,
     critic_model: Model | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Functions, tuple]:
     """The functions of an `OnlineConfig`, and the optimizers of policy and critic (or None).
 
@@ -56,6 +59,7 @@ def build(
         end_ids, pad_id: of the tokenizer.
         mesh: where everything lives.
         critic_model: decoder of the critic's trunk; None: `model`.
+        tokenizer: reads and writes dialogues, where the config has an environment.
     """
     total = cfg.num_steps * cfg.updates_per_step
     tx = make_optimizer(cfg.optim, total)
@@ -64,7 +68,9 @@ def build(
         temperature=cfg.sampling.trainer_temperature, critic_model=critic_model or model, mesh=mesh
     )
 
-    sampler_of = partial(prompt_sampler, model, end_ids=end_ids, pad_id=pad_id, mesh=mesh)
+    sampler_of = samplers(
+        cfg, model, end_ids=end_ids, pad_id=pad_id, mesh=mesh, tokenizer=tokenizer
+    )
     number = cfg.evaluation.num_samples
     answering = replace(cfg.sampling, num_samples=number, **cfg.evaluation.decoding())
     greedily = cfg.sampling.greedily()
@@ -78,6 +84,29 @@ def build(
         update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
     )
     return functions, (tx, critic_tx)
+
+
+def samplers(
+    cfg,
+    model: Model,
+    *,
+    end_ids: tuple[int, ...],
+    pad_id: int,
+    mesh: Mesh,
+    tokenizer: Tokenizer | None = None,
+) -> Callable[[SamplingConfig], Callable[[Any, Prompts, jax.Array], Rollout]]:
+    """sampling -> sample(params, prompts, key): single answers, or dialogues where `cfg.dialogue`
+    names an environment. Arguments as in `build`."""
+    if cfg.dialogue is None:
+        return partial(prompt_sampler, model, end_ids=end_ids, pad_id=pad_id, mesh=mesh)
+    return partial(
+        DialogueSampler,
+        model,
+        config=cfg.dialogue,
+        tokenizer=tokenizer,
+        errors=cfg.reward_errors,
+        mesh=mesh,
+    )
 
 
 def prompt_sampler(

@@ -15,6 +15,7 @@ from rlhf_jax.report.curves import ONLINE_PANELS, Panel
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.tables import sample_table
 from rlhf_jax.rewards.compose import reward_names
+from rlhf_jax.rewards.notes import counting
 from rlhf_jax.train.state import TrainState, policy_of, reference_of
 
 
@@ -37,18 +38,20 @@ def answer_held_out(
     """`evaluate` on the held-out prompts, with the same keys every time, and each function's mean
     (`Judged.means`)."""
     key = step_key(cfg.seed, 0, "evaluate")
-    numbers, judged = evaluate(
-        setup.inputs.held_out,
-        cfg.num_prompts,
-        answer=lambda prompts: setup.functions.answer(policy, prompts, key),
-        judge=lambda prompts, rollout: judge(
-            cfg, setup.inputs.tokenizer, prompts, rollout, watch=cfg.watch
-        ),
-        log_probs=lambda rollout: setup.functions.score(policy, reference, None, rollout),
-        config=cfg.evaluation,
-        greedy=lambda prompts: setup.functions.greedy(policy, prompts, key),
-    )
-    return numbers | judged.means(cfg.rewards, cfg.watch), judged
+    with counting() as counts:
+        numbers, judged = evaluate(
+            setup.inputs.held_out,
+            cfg.num_prompts,
+            answer=lambda prompts: setup.functions.answer(policy, prompts, key),
+            judge=lambda prompts, rollout: judge(
+                cfg, setup.inputs.tokenizer, prompts, rollout, watch=cfg.watch
+            ),
+            log_probs=lambda rollout: setup.functions.score(policy, reference, None, rollout),
+            config=cfg.evaluation,
+            greedy=lambda prompts: setup.functions.greedy(policy, prompts, key),
+        )
+    failures = {k: float(v) for k, v in counts.items() if k.startswith("reward_failures/")}
+    return numbers | failures | judged.means(cfg.rewards, cfg.watch), judged
 
 
 def measure(

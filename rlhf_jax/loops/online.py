@@ -127,9 +127,11 @@ def _check_reference(cfg: OnlineConfig) -> None:
 def _check_parts(cfg: OnlineConfig) -> None:
     """What the objective reads is there, and what is there is read."""
     objective = cfg.objective
+    if cfg.process_reward is not None and cfg.dialogue is not None:
+        raise ConfigError("process_reward scores steps of an answer; a dialogue's are its turns")
     if cfg.critic_from is not None and not objective.needs_critic:
         raise ConfigError("critic_from is set, but the objective has no value term: no critic")
-    if objective.needs_steps and cfg.process_reward is None:
+    if objective.needs_steps and cfg.process_reward is None and cfg.dialogue is None:
         raise ConfigError(f"{objective.advantage} reads step scores; give process_reward=bind(...)")
     if cfg.process_reward is not None and not objective.needs_steps:
         raise ConfigError(f"process_reward is set, but {objective.advantage} reads no step scores")

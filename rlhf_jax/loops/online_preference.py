@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from rlhf_jax.algorithms.preference import PreferenceObjective
 from rlhf_jax.errors import ConfigError, check_divides
 from rlhf_jax.loops.collect import Judged, judge
 from rlhf_jax.loops.common import StopRequest, step_key
-from rlhf_jax.loops.functions import Functions, prompt_sampler
+from rlhf_jax.loops.functions import Functions, samplers
 from rlhf_jax.loops.measure import measure
 from rlhf_jax.loops.online import COUNTS
 from rlhf_jax.loops.preference import check_weighted
@@ -106,8 +105,15 @@ def set_up(cfg: OnlinePreferenceConfig, inputs: Inputs, mesh: Mesh) -> tuple[Set
     start = start_policy(cfg, mesh)
     model = start.model
     tx = make_optimizer(cfg.optim, cfg.num_steps)
-    ends = dict(end_ids=inputs.tokenizer.end_ids, pad_id=inputs.tokenizer.pad_id)
-    sampler_of = partial(prompt_sampler, model, mesh=mesh, **ends)
+    tokenizer = inputs.tokenizer
+    sampler_of = samplers(
+        cfg,
+        model,
+        end_ids=tokenizer.end_ids,
+        pad_id=tokenizer.pad_id,
+        mesh=mesh,
+        tokenizer=tokenizer,
+    )
     answers = {"num_samples": cfg.evaluation.num_samples, **cfg.evaluation.decoding()}
     functions = Functions(
         sample=sampler_of(cfg.sampling),

@@ -8,6 +8,7 @@ from rlhf_jax.bind import Bound
 from rlhf_jax.data.lengths import OVER_LONG
 from rlhf_jax.errors import check_choice, check_number
 from rlhf_jax.loops.common import RunConfig
+from rlhf_jax.loops.dialogues import DialogueConfig
 from rlhf_jax.loops.evaluate import EvalConfig
 from rlhf_jax.rewards.compose import check_rewards
 from rlhf_jax.rollout.sampler import SamplingConfig
@@ -34,7 +35,10 @@ class RolloutConfig(RunConfig):
     num_prompts: int
     """Prompts of one step; each is answered sampling.num_samples times."""
     sampling: SamplingConfig
-    """How responses are drawn."""
+    """How responses are drawn; of a dialogue, each turn."""
+    dialogue: DialogueConfig | None = None
+    """An environment that answers what is drawn, turn by turn; `rewards.dialogue.dialogue_reward`
+    is its score. None: one response to each prompt."""
     over_long: str = "error"
     """What becomes of a prompt longer than sampling.max_prompt_tokens: error, drop, left or right
     (cut there)."""
@@ -49,6 +53,8 @@ class RolloutConfig(RunConfig):
             check_number(name, getattr(self, name), low=1)
         check_choice("over_long", self.over_long, OVER_LONG)
         check_rewards(self.rewards, self.reward_weights, self.reward_errors)
+        if self.dialogue is not None:
+            self.dialogue.check_room(self.sampling.max_new_tokens)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -59,3 +65,9 @@ class RolloutConfig(RunConfig):
     def rows(self) -> int:
         """Rows of a rollout, B = P·G."""
         return self.num_prompts * self.sampling.num_samples
+
+    @property
+    def columns(self) -> int:
+        """Columns of a rollout, T = L + R."""
+        own = self.dialogue.max_columns if self.dialogue else self.sampling.max_new_tokens
+        return self.sampling.max_prompt_tokens + own

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from rlhf_jax.algorithms.objective import PolicyObjective
 from rlhf_jax.data.prompts import PromptSet, both_parts
 from rlhf_jax.errors import ConfigError, check_divides
+from rlhf_jax.loops.dialogues import check_dialogue
 from rlhf_jax.loops.functions import Functions, build
 from rlhf_jax.loops.run import check_vocabulary
 from rlhf_jax.loops.start import Start, model_print, new_adapters, start_policy, with_files
@@ -70,8 +71,7 @@ def read_inputs(cfg) -> Inputs:
         inputs = replace(inputs, identity=with_files(inputs.identity, [cfg.process_reward]))
     if cfg.critic_from is None:
         return inputs
-    length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
-    check_critic(cfg.critic_from, inputs.tokenizer, inputs.prompts, length)
+    check_critic(cfg.critic_from, inputs.tokenizer, inputs.prompts, cfg.columns)
     return replace(inputs, identity=f"{inputs.identity}-{fingerprint(cfg.critic_from)}")
 
 
@@ -79,11 +79,11 @@ def read_prompts(cfg) -> Inputs:
     """What every `RolloutConfig` reads: tokenizer and prompts of its model. Raises likewise."""
     tokenizer, config = Tokenizer.from_folder(cfg.model), read_config(cfg.model)
     check_vocabulary(tokenizer, config, cfg.model)
-    length = cfg.sampling.max_prompt_tokens + cfg.sampling.max_new_tokens
-    if length > config.max_positions:
+    if cfg.columns > config.max_positions:
+        more = "max_new_tokens" if cfg.dialogue is None else "dialogue.max_columns"
         raise ConfigError(
-            f"sampling.max_prompt_tokens + max_new_tokens = {length}, but {cfg.model} was made "
-            f"for at most {config.max_positions} positions"
+            f"sampling.max_prompt_tokens + {more} = {cfg.columns}, but {cfg.model} was made for at "
+            f"most {config.max_positions} positions"
         )
     train_rows, held_out_rows = both_parts(cfg.prompts())
     options = dict(max_prompt_tokens=cfg.sampling.max_prompt_tokens, over_long=cfg.over_long)
@@ -95,8 +95,11 @@ def read_prompts(cfg) -> Inputs:
             "%d held-out prompts are training prompts too: what is measured on them is no test",
             len(shared),
         )
+    if cfg.dialogue is not None:
+        check_dialogue(cfg.dialogue, tokenizer, prompts.rows[0])
     identity = "-".join([model_print(cfg), prompts.fingerprint, held_out.fingerprint])
-    identity = with_files(identity, [*cfg.rewards, *cfg.watch])
+    environments = [] if cfg.dialogue is None else [cfg.dialogue.environment]
+    identity = with_files(identity, [*cfg.rewards, *cfg.watch, *environments])
     batches = prompts.batches(cfg.num_prompts, cfg.seed)
     return Inputs(tokenizer, prompts, held_out, batches, identity)
 
@@ -139,6 +142,7 @@ def set_up(cfg, inputs: Inputs) -> Setup:
         pad_id=inputs.tokenizer.pad_id,
         mesh=mesh,
         critic_model=critic_model,
+        tokenizer=inputs.tokenizer,
     )
     return Setup(inputs, mesh, start, critic, functions, optimizers)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,13 +68,16 @@ class _State:
 
 def make_sampler(
     model: Model, config: SamplingConfig, *, end_ids: tuple[int, ...], pad_id: int
-) -> Callable[[Any, Array, Array, Array, Array], Rollout]:
+) -> Callable[..., Rollout]:
     """Make `sample(params, tokens_PL, attend_PL, id_P, key) -> Rollout`, jitted once.
 
     Row b = p·G + g of the rollout is sample g of prompt p; T = L + R and responses begin at
     column L. Sample g of the prompt with dataset index id_P[p] draws its t-th token with the key
     fold_in(fold_in(fold_in(key, id), g), t): batch composition, order, padding, device and
     process change nothing. Placement follows the inputs: parameters and prompts may be sharded.
+
+    Where each prompt is a dialogue to go on with, `first_P` numbers its first sample (else 0: g
+    is counted from there), and where `open_P` is False nothing is drawn and nothing waited for.
 
     Args:
         model: the decoder.
@@ -90,7 +92,7 @@ def make_sampler(
     _check(model, config, end_ids, pad_id)
 
     @jax.jit
-    def sample(params, tokens_PL, attend_PL, id_P, key) -> Rollout:
+    def sample(params, tokens_PL, attend_PL, id_P, key, first_P=None, open_P=None) -> Rollout:
         if tokens_PL.shape[1] != config.max_prompt_tokens:
             raise ConfigError(
                 f"prompts are {tokens_PL.shape[1]} tokens wide; "
@@ -104,10 +106,10 @@ def make_sampler(
             config=config,
             end_ids=end_ids,
             prepared=prepared,
-            uniform_PGR2=_uniforms(key, id_P, config.num_samples, config.max_new_tokens),
+            uniform_PGR2=_uniforms(key, id_P, first_P, config),
         )
         first_PGD = jnp.repeat(last_PD[:, None], config.num_samples, axis=1)
-        state = record(_begin(prompt, config, pad_id), first_PGD)
+        state = record(_begin(prompt, config, pad_id, open_P), first_PGD)
         state = _decode_loop(model, config, prepared, prompt, record, state)
         return _rollout(state, tokens_PL, attend_PL)
 
@@ -172,13 +174,16 @@ def _draw_and_record(
     )
 
 
-def _begin(prompt: PromptCache, config: SamplingConfig, pad_id: int) -> _State:
+def _begin(
+    prompt: PromptCache, config: SamplingConfig, pad_id: int, open_P: Array | None
+) -> _State:
     p, g, r = prompt.attend_PL.shape[0], config.num_samples, config.max_new_tokens
+    closed_P = jnp.zeros(p, bool) if open_P is None else ~open_P
     nothing_PGR = jnp.zeros((p, g, r), jnp.float32)
     return _State(
         step=jnp.zeros((), jnp.int32),
         token_PG=jnp.full((p, g), pad_id, jnp.int32),
-        ended_PG=jnp.zeros((p, g), bool),
+        ended_PG=jnp.repeat(closed_P[:, None], g, axis=1),
         tokens_PGR=jnp.full((p, g, r), pad_id, jnp.int32),
         mask_PGR=jnp.zeros((p, g, r), bool),
         logp_sampler_PGR=nothing_PGR,
@@ -188,21 +193,22 @@ def _begin(prompt: PromptCache, config: SamplingConfig, pad_id: int) -> _State:
     )
 
 
-def _uniforms(key: Array, id_P: Array, num_samples: int, length: int) -> Array:
+def _uniforms(key: Array, id_P: Array, first_P: Array | None, config: SamplingConfig) -> Array:
     """uniform_PGR2: two per token, each a function of (key, prompt id, sample, position)."""
+    first_P = jnp.zeros_like(id_P) if first_P is None else first_P
 
-    def of_prompt(index):
-        return jax.vmap(lambda g: of_sample(jax.random.fold_in(key, index), g))(
-            jnp.arange(num_samples)
+    def of_prompt(index, first):
+        key_of_prompt = jax.random.fold_in(key, index)
+        return jax.vmap(lambda g: of_sample(jax.random.fold_in(key_of_prompt, g)))(
+            first + jnp.arange(config.num_samples)
         )
 
-    def of_sample(key, g):
-        key = jax.random.fold_in(key, g)
+    def of_sample(key):
         return jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(key, t), (2,)))(
-            jnp.arange(length)
+            jnp.arange(config.max_new_tokens)
         )
 
-    return jax.vmap(of_prompt)(id_P)
+    return jax.vmap(of_prompt)(id_P, first_P)
 
 
 def _rollout(state: _State, tokens_PL: Array, attend_PL: Array) -> Rollout:

@@ -145,6 +145,24 @@ def test_order_and_company_of_prompts_change_nothing():
         np.testing.assert_array_equal(responses(draw(rows=np.array(rows))), tokens_PGR[rows])
 
 
+def test_a_sample_of_its_own_number_is_drawn_alone_as_among_the_others():
+    whole = responses(draw())
+    alone = sampler_of(replace(SAMPLING, num_samples=1))
+    rows, key = (params(), TOKENS_PL, ATTEND_PL, ID_P), jax.random.key(0)
+    for g in range(G):
+        rollout = alone(*rows, key, first_P=np.full(P, g))
+        np.testing.assert_array_equal(rollout.tokens_BT[:, -R:], whole[:, g])
+    # nothing is drawn where a prompt is not open, and the others do not notice
+    open_P = np.array([True, False, True, False])
+    rollout = alone(*rows, key, first_P=np.arange(P) % G, open_P=open_P)
+    for p in range(P):
+        drawn = np.asarray(rollout.tokens_BT[p, -R:])
+        np.testing.assert_array_equal(drawn, whole[p, p % G] if open_P[p] else PAD)
+    np.testing.assert_array_equal(rollout.mask_BT.any(axis=1), open_P)
+    np.testing.assert_array_equal(rollout.attend_BT[:, :L], ATTEND_PL)
+    assert not rollout.truncated_B[~open_P].any()
+
+
 def test_widths_and_sample_count_change_nothing():
     """Prompts padded wider, a longer limit, one more sample, one prompt alone: the same draws."""
     bigger = replace(SAMPLING, max_prompt_tokens=L + 3, max_new_tokens=R + 2, num_samples=G + 1)
