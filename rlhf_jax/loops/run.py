@@ -22,11 +22,12 @@ from rlhf_jax.models.transformer import Model
 from rlhf_jax.parallel.multihost import is_first_process, to_host
 from rlhf_jax.parallel.sharding import padded_vocab, spec_for
 from rlhf_jax.report.curves import ONLINE_PANELS, Panel, draw_curves
+from rlhf_jax.report.page import report_finished
 from rlhf_jax.report.progress import Progress
 from rlhf_jax.report.resolved import resolved
 from rlhf_jax.report.run_folder import RunFolder, check_unused
 from rlhf_jax.train.checkpoint import Checkpointer
-from rlhf_jax.train.metrics import bad_rows, update_numbers
+from rlhf_jax.train.metrics import bad_rows, memory_used, update_numbers
 from rlhf_jax.train.state import TrainState
 from rlhf_jax.types import replace
 
@@ -40,6 +41,7 @@ _LIVE = {
     "entropy": "entropy",
 }
 FILES = "reward:"  # begins the parts of an identity that are of what reward functions read
+_OF_SOME_ROWS = ("length_better", "length_worse")
 # Options that may change between two commands that continue one run.
 _MAY_CHANGE = {
     *("out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"),
@@ -288,7 +290,10 @@ class Run:
         """
         cfg = self.cfg
         numbers = {name: float(value) for name, value in to_host(numbers).items()}
-        numbers |= update_numbers(updates)
+        for name in _OF_SOME_ROWS:
+            if np.isnan(numbers.get(name, 0.0)):  # there were no such rows
+                del numbers[name]
+        numbers |= update_numbers(updates) | memory_used()
         if step % cfg.log_every == 0 or step == cfg.num_steps:
             self.folder.log(step, numbers)
         progress.update(step, {name: numbers.get(key) for name, key in _LIVE.items()})
@@ -304,7 +309,7 @@ class Run:
             warnings.warn(f"{message}; skipped", stacklevel=2)
 
     def finish(self, export: Callable[[Path], None]) -> dict[str, Any]:
-        """Export the model, draw the curves, write, show and return result.json.
+        """Export the model, draw the curves, write result.json and the report; return the result.
 
         `steps` are steps of the loop (an online loop's rollouts), `updates` applied optimizer
         updates.
@@ -327,6 +332,8 @@ class Run:
         if folder.writes:
             draw_curves(folder.metrics(), folder.curves, title=folder.path.name, panels=self.panels)
         folder.write_result(result)
+        if folder.writes:
+            report_finished(folder.path)
         files = sorted(path.name for path in folder.path.glob("[!.]*"))
         print(f"written to {folder.path}: {', '.join(files)}")
         return result

@@ -18,6 +18,8 @@ STYLES = (
     {"color": "0.45", "linestyle": "-.", "linewidth": 1.4},
     {"color": "0.45", "linestyle": ":", "linewidth": 1.6, "marker": "s", "markersize": 3},
 )
+SMOOTHED_FROM = 60  # points: with more, the running mean of a twentieth of them is drawn too
+MOST_POINTS = 400  # of a line: more than a panel is wide
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[end] - sums[begin]) / (end - begin)
 
 
+def thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most `MOST_POINTS` points with the same outline: least and greatest of each stretch."""
+    if len(values) <= MOST_POINTS:
+        return steps, values
+    stretches = np.array_split(np.arange(len(values)), MOST_POINTS // 2)
+    ends = [(part[values[part].argmin()], part[values[part].argmax()]) for part in stretches]
+    kept = np.unique(np.asarray(ends))
+    return steps[kept], values[kept]
+
+
 def draw_curves(
     lines: Sequence[Mapping[str, Any]],
     path: str | Path,
@@ -73,8 +85,8 @@ def draw_curves(
 ) -> list[str]:
     """Write a PNG with the first `max_panels` panels for which something but 0 was logged.
 
-    Where a line has more than 60 points, it is the running mean of a twentieth of them over the
-    raw values in pale grey.
+    Where a line has more than `SMOOTHED_FROM` points, it is the running mean of a twentieth of them
+    over the raw values in pale grey.
 
     Args:
         lines: of metrics.jsonl.
@@ -87,12 +99,9 @@ def draw_curves(
     Returns:
         Titles of the panels drawn; none, and no file, if nothing was logged.
     """
-    found = []
-    for panel in panels:
-        series = [(label, *series_of(lines, metric)) for metric, label in panel.series]
-        # a curve that is 0 throughout says nothing
-        if any(np.any(values) for _, _, values in series):
-            found.append((panel, series))
+    found = [(panel, series_in(lines, panel)) for panel in panels]
+    # a curve that is 0 throughout says nothing
+    found = [(panel, s) for panel, s in found if any(np.any(values) for *_, values in s)]
     found = found[:max_panels]
     if not found:
         return []
@@ -102,31 +111,43 @@ def draw_curves(
     FigureCanvasAgg(figure)  # no window system, and no global state as pyplot has
     figure.suptitle(title)
     for i, (panel, series) in enumerate(found):
-        _draw_panel(figure.add_subplot(down, across, i + 1), panel, series)
+        draw_panel(figure.add_subplot(down, across, i + 1), panel, series)
     figure.savefig(path, dpi=110)
     return [panel.title for panel, _ in found]
 
 
-def _draw_panel(axes, panel: Panel, series) -> None:
+def series_in(lines: Sequence[Mapping[str, Any]], panel: Panel) -> list[tuple]:
+    """(label, steps, values) of each series of a panel, empty where it was not logged."""
+    return [(label, *series_of(lines, metric)) for metric, label in panel.series]
+
+
+def draw_panel(axes, panel: Panel, series: Sequence[tuple]) -> None:
+    """Draw `series_in` on these axes, smoothed where there are many points."""
     # a series keeps its style where the one before it was not logged
     for (label, steps, values), style in zip(series, STYLES, strict=False):
         if len(values) == 0:
             continue
-        if len(values) > 60:
-            axes.plot(steps, values, color="0.8", linewidth=0.7, zorder=1)
+        if len(values) > SMOOTHED_FROM:
+            axes.plot(*thinned(steps, values), color="0.8", linewidth=0.7, zorder=1)
             values = smooth(values, len(values) // 20)
+            steps, values = thinned(steps, values)
         if len(values) == 1:
             style = {"marker": "o", **style}
         every = max(1, len(values) // 12)  # markers that touch hide the line
         axes.plot(steps, values, label=label, zorder=2, markevery=every, **style)
+    axes.set_title(panel.title, fontsize=10)
+    dress(axes, unit=panel.unit)
+    if len(series) > 1:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def dress(axes, *, unit: str) -> None:
+    """Names, grid and range of axes on which curves over steps have been drawn."""
     low, high = axes.get_ylim()
     least = 0.05 * max(abs(low), abs(high))  # a hair's breadth of noise should look like one
     if high - low < least:
         axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
-    axes.set_title(panel.title, fontsize=10)
     axes.set_xlabel("step")
-    axes.set_ylabel(panel.unit)
+    axes.set_ylabel(unit)
     axes.grid(True, color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=8)

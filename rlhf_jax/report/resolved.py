@@ -8,6 +8,8 @@ import importlib.metadata
 import math
 import platform
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 
 import rlhf_jax
 from rlhf_jax.bind import Bound
+from rlhf_jax.report.differences import PLACES, differences
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers")
 
@@ -59,6 +62,28 @@ def resolved(value: Any) -> Any:
         dtype = getattr(value, "dtype", None)
         return dtype.name if isinstance(dtype, np.dtype) else _path_of(value)
     raise TypeError(f"{value!r} ({type(value).__name__}) cannot be written as JSON")
+
+
+def changed_options(config: Any) -> dict[str, tuple[Any, Any]] | None:
+    """Option -> (the experiment's default, this run's), where they differ.
+
+    The default is the `CONFIG` of the file that was run, or the part of it of the same class.
+    None where there is none, or several such parts.
+    """
+    default = getattr(sys.modules.get("__main__"), "CONFIG", None)
+    parts = list(_parts(default, type(config)))
+    if len(parts) != 1:
+        return None
+    changed = differences(resolved(parts[0]), resolved(config))
+    return {name: pair for name, pair in changed.items() if name not in PLACES}
+
+
+def _parts(value: Any, kind: type) -> Iterator[Any]:
+    if type(value) is kind:
+        yield value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _parts(getattr(value, field.name), kind)
 
 
 def _path_of(fn: Any) -> str:

@@ -6,7 +6,7 @@
     tensorboard/    the same metrics as events
     checkpoints/    what the run resumes from
     policy/         the policy as a Hugging Face folder
-    curves.png      result.json
+    curves.png      report.html     result.json
     .lock           held by the process that writes
 
 `step` counts finished steps: 0 is before the first.
@@ -27,7 +27,7 @@ from typing import Any
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.report.files import damaged, read_lines, read_object, write_atomically
-from rlhf_jax.report.resolved import resolved, surroundings
+from rlhf_jax.report.resolved import changed_options, resolved, surroundings
 
 LABELS = ("step", "time")
 LOCK = ".lock"
@@ -112,6 +112,7 @@ class RunFolder:
     def write_config(self, config: Any) -> None:
         """Record the config of this run, resolved, and what it runs on.
 
+        "changed" says where the config differs from the experiment's default.
         Where the run is resumed, the record of the processes before it is kept under "earlier".
         """
         earlier = []
@@ -123,6 +124,7 @@ class RunFolder:
             "config.json",
             {
                 "config": resolved(config),
+                "changed": changed_options(config),
                 **surroundings(),
                 "command": [sys.executable, *sys.orig_argv[1:]],
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

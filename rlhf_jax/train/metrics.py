@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from rlhf_jax.ops.totals import Peak, Share, Total
@@ -36,6 +39,18 @@ def update_numbers(updates: Sequence[dict[str, Any]]) -> dict[str, float]:
         if number is not None:
             numbers[name] = float(number)
     return numbers
+
+
+def memory_used() -> dict[str, float]:
+    """Most memory held so far, in GiB: `memory/device` of the fullest device of this process, where
+    its backend counts (a CPU does not), and `memory/host` of the process. Waits for nothing."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
+    # Linux counts in KiB, macOS in bytes
+    unit = 1 if sys.platform == "darwin" else 2**10
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    numbers = {"memory/host": host / 2**30}
+    return numbers | ({"memory/device": max(peaks) / 2**30} if peaks else {})
 
 
 def bad_rows(updates: Sequence[dict[str, Any]]) -> dict[int, list[int]]:

@@ -295,6 +295,16 @@ def test_metrics_of_the_rollout():
     assert metrics["groups_equal"] == 0 and metrics["groups_kept"] == 1
 
 
+def test_lengths_of_better_and_worse_rows():
+    """Better are the rows of 2 and 3 tokens, worse those of 1 and 3, neither the last two."""
+    mask = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
+    scored = rollout([0.0, 1.0, 0.7, 0.3, 0.1, 0.1], mask=mask, group=[0, 0, 1, 1, 2, 2])
+    metrics = JITTED(dapo(), scored).metrics
+    assert (metrics["length_better"], metrics["length_worse"]) == (2.5, 2.0)
+    equal = JITTED(dapo(), rollout([0.1] * 6, mask=mask, group=[0, 0, 0, 1, 1, 1])).metrics
+    assert np.isnan(equal["length_better"]) and np.isnan(equal["length_worse"])
+
+
 def test_fractions_of_groups_count_groups_and_not_rows():
     scored = rollout([1.0, 1.0, 1.0, 1.0, 0.0], group=[0, 0, 0, 1, 1])
     metrics = JITTED(dapo(), scored).metrics

@@ -71,7 +71,8 @@ def test_the_folder_holds_everything(finished):
         assert None not in line.values(), f"not finite: {line}"
     # the trainer computes what the sampler drew from, on every update
     assert max(series(out, "sampler_gap")) <= 1e-5 and len(series(out, "sampler_gap_max")) == 24
-    assert {"score", "kl_response", "length", "entropy", "grad_norm", "seconds"} <= lines[1].keys()
+    assert {"score", "kl_response", "length", "entropy", "grad_norm"} <= lines[1].keys()
+    assert {"seconds", "seconds/draw", "memory/host"} <= lines[1].keys()
     assert [line["step"] for line in lines if "eval/score" in line] == [0, 24]
 
     samples = lines_of(out, "samples.jsonl")
@@ -83,6 +84,7 @@ def test_the_folder_holds_everything(finished):
         assert judged == pytest.approx([s["share_of_low_bytes"]])
 
     assert list((out / "tensorboard").rglob("events.out*"))
+    assert "finished, 24 of 24 steps" in (out / "report.html").read_text()
     assert (out / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert result == json.loads((out / "result.json").read_text())
     assert result["steps"] == result["updates"] == 24 and result["seed"] == 0

@@ -16,7 +16,7 @@ from rlhf_jax.loops.online_preference import best_and_worst
 from rlhf_jax.types import replace
 
 pytestmark = pytest.mark.usefixtures("one_device", "no_curves")
-CLOCKS = {"time", "seconds", "reward_seconds"}
+CLOCKS = {"time", "memory", "seconds", "reward_seconds"}
 
 
 def lines_of(out):

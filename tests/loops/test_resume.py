@@ -19,7 +19,7 @@ from rlhf_jax.loops import online
 from rlhf_jax.types import replace
 
 TESTS = Path(__file__).parents[1]
-CLOCKS = {"time", "seconds", "reward_seconds", "tokens_per_second"}  # all that may differ
+CLOCKS = {"time", "memory", "seconds", "reward_seconds", "tokens_per_second"}  # all that may differ
 PATIENCE = 120.0
 
 

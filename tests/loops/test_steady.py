@@ -26,7 +26,7 @@ def lines_of(cfg):
 
 
 def numbers_of(cfg):
-    clocks = {"time", "seconds", "reward_seconds"}
+    clocks = {"time", "memory", "seconds", "reward_seconds"}
     return [{k: v for k, v in x.items() if k.split("/")[0] not in clocks} for x in lines_of(cfg)]
 
 

@@ -2,6 +2,8 @@ import enum
 import json
 import math
 import subprocess
+import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlhf_jax.bind import Bound, bind
-from rlhf_jax.report.resolved import commit, resolved, surroundings
+from rlhf_jax.report.resolved import changed_options, commit, resolved, surroundings
 
 
 def clipped(x, *, low=0.2, high=0.2, inner=None):
@@ -82,6 +84,36 @@ def test_values(value, expected):
 def test_what_cannot_be_written_is_refused():
     with pytest.raises(TypeError, match="object"):
         resolved({"a": [object()]})
+
+
+@dataclass(frozen=True)
+class Part:
+    seed: int = 0
+    rate: float = 0.1
+    out: str = ""
+
+
+@dataclass(frozen=True)
+class Whole:
+    part: Part = Part()
+    other: int = 3
+
+
+def test_changed_options_are_told_by_the_file_that_was_run(monkeypatch):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    mine = Part(seed=2, out="runs/x")
+    assert changed_options(mine) is None
+    main.CONFIG = Part(rate=0.2)
+    assert changed_options(mine) == {
+        "seed": (0, 2),
+        "rate": (0.2, 0.1),
+    }  # where it lies is no change
+    main.CONFIG = Whole()  # of which it is a part
+    assert changed_options(mine) == {"seed": (0, 2)}
+    assert changed_options(Whole()) == {}
+    main.CONFIG = (1, 2)
+    assert changed_options(mine) is None
 
 
 def test_surroundings_name_what_was_used():

@@ -1,10 +1,26 @@
 """Numbers of a step from the records of its updates."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from rlhf_jax.ops.totals import Peak, Share, Total
-from rlhf_jax.train.metrics import bad_rows, update_numbers
+from rlhf_jax.train.metrics import bad_rows, memory_used, update_numbers
+
+
+def test_memory_of_the_process_and_of_devices_that_count(monkeypatch):
+    numbers = memory_used()
+    assert 0.05 < numbers["memory/host"] < 1000 and "memory/device" not in numbers
+
+    class Device:
+        def __init__(self, peak):
+            self.peak = peak
+
+        def memory_stats(self):
+            return {"peak_bytes_in_use": self.peak}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(2**30), Device(3 * 2**30)])
+    assert memory_used()["memory/device"] == 3.0
 
 
 def update(loss, total, count, peak, rate, skipped=False, bad=()):
