@@ -2,7 +2,7 @@ import re
 
 import numpy as np
 import pytest
-from runs import online_lines, write_run
+from made_up_runs import online_lines, write_run
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.report.__main__ import main

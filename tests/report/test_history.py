@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from runs import write_run
+from made_up_runs import write_run
 
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.report.__main__ import main

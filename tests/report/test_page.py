@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from runs import write_run
+from made_up_runs import write_run
 
 from rlhf_jax.report.__main__ import main
 from rlhf_jax.report.history import read_run

@@ -9,7 +9,7 @@ import os
 import shutil
 
 import pytest
-from runs import PROMPTS, online_lines, write_run
+from made_up_runs import PROMPTS, online_lines, write_run
 
 from rlhf_jax.report.__main__ import main
 
