@@ -22,7 +22,7 @@ from rlhf_jax.report.words import plus_minus
 
 FIRST_SHOWN = 9  # charts; the others are folded away
 LONGEST_LABEL = 64
-# outcome that is tested: the first of these that every group has
+# outcome that is tested, where there is no watched score: the first of these that every group has
 OUTCOMES = ("eval/score", "score", "eval/accuracy", "eval/loss", "loss")
 COLOURS = ("black", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "0.5")
 DASHES, MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v")
@@ -124,7 +124,8 @@ def paired_rows(groups: Sequence[Group]) -> tuple[str, list[Row]]:
     Raises:
         ConfigError: no outcome is common to all groups.
     """
-    for name in OUTCOMES:
+    gold = Metrics(groups[0].runs[0].lines).names("eval/watch/")  # says more than the proxy
+    for name in (*gold, *OUTCOMES):
         outcomes = [group.outcomes(name) for group in groups]
         if all(outcomes):
             break
@@ -238,7 +239,8 @@ def _draw(axes, title: str, unit: str, curves: Sequence[tuple | None]) -> None:
 
 def _others(groups: Sequence[Group]) -> list[tuple[str, list[tuple[float, float] | None]]]:
     """(what, mean and half-interval of each group) of the other measured numbers at the end."""
-    watched = [(f"eval/{n}", n) for n in Metrics(groups[0].runs[0].lines).names("watch/")]
+    names = Metrics(groups[0].runs[0].lines).names("eval/watch/")
+    watched = [(name, f"held-out {name.removeprefix('eval/')}") for name in names]
     named = [(f"eval/{name}", f"held-out {title}") for name, title in HEADLINES]
     logged = [("score", "training score"), ("entropy", "entropy"), ("seconds", "seconds a step")]
     table = []

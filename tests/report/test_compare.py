@@ -62,6 +62,14 @@ def test_training_is_compared_where_nothing_was_evaluated(tmp_path):
         paired_rows(grouped([read_run(path) for path in (paths[0], empty)]))
 
 
+def test_a_watched_score_is_the_outcome(tmp_path):
+    numbers = {"eval/score": 1.0, "eval/watch/gold": 0.25}
+    path = write_run(tmp_path / "run", [(1, numbers)])
+    outcome, rows = paired_rows(grouped([read_run(path)]))
+    assert outcome == "eval/watch/gold" and rows[0].mean == 0.25
+    assert "held-out watch/gold" in compare_page([read_run(path)])
+
+
 def test_the_page(runs, tmp_path, capsys):
     out = tmp_path / "page.html"
     stopped = write_run(tmp_path / "late", online_lines(40), high=0.35, finished=False)
