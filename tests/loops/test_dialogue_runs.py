@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 def lines_of(cfg, name="metrics.jsonl"):
-    clocks = {"time", "seconds", "reward_seconds"}
+    clocks = {"time", "memory", "seconds", "reward_seconds"}
     lines = [json.loads(line) for line in Path(cfg.out, name).read_text().splitlines()]
     return [{k: v for k, v in x.items() if k.split("/")[0] not in clocks} for x in lines]
 
