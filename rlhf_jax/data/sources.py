@@ -61,20 +61,34 @@ def file_prompts(
     *,
     path: str,
     held_out: int,
+    held_out_path: str | None = None,
     shape: str = "prompt",
     rename: Sequence[str] = (),
     bad: str = "error",
     cache: str | None = None,
 ) -> tuple[list[Row], list[Row]]:
-    """Training and held-out rows of one file, for a loop that samples; arguments of `file_rows`.
+    """Training and held-out rows of files, for a loop that samples; arguments of `file_rows`.
+
+    held_out_path: the file whose prompts are held out, a test split; none of them may be in
+        `path`. None: `path` itself, and what is held out is not trained on.
 
     Raises:
-        ConfigError: as `file_rows`, or too few prompts to hold out so many.
+        ConfigError: as `file_rows`, too few prompts to hold out so many, or a prompt of
+            `held_out_path` that is in `path` too.
     """
-    options = dict(path=path, shape=shape, rename=rename, bad=bad, cache=cache)
-    rows = file_rows(**options)
-    parts = [pick_part(rows, part, held_out, path) for part in ("train", "held_out")]
-    return parts[0], parts[1]
+    options = dict(shape=shape, rename=rename, bad=bad, cache=cache)
+    rows = file_rows(path=path, **options)
+    if held_out_path is None:
+        parts = [pick_part(rows, part, held_out, path) for part in ("train", "held_out")]
+        return parts[0], parts[1]
+    held = file_rows(
+        path=held_out_path, part="held_out" if held_out else "all", held_out=held_out, **options
+    )
+    known = {_digest(row["prompt"]) for row in rows}
+    for row in held:
+        if _digest(row["prompt"]) in known:
+            raise ConfigError(f"{held_out_path}: {row['prompt']!r:.60} is a prompt of {path} too")
+    return rows, held
 
 
 def tfds_rows(

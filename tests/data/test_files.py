@@ -224,6 +224,18 @@ def test_held_out_by_content_whatever_the_order(tmp_path):
         file_prompts(path=path, held_out=9)
 
 
+def test_held_out_of_a_test_file(tmp_path):
+    train = write(tmp_path / "train.jsonl", lines([{"prompt": f"p{i}"} for i in range(4)]))
+    test = write(tmp_path / "test.jsonl", lines([{"prompt": f"t{i}"} for i in range(5)]))
+    for asked, found in ((2, 2), (0, 5)):
+        rows, held_out = file_prompts(path=train, held_out=asked, held_out_path=test)
+        assert (len(rows), len(held_out)) == (4, found)
+        assert {row["prompt"][0] for row in held_out} == {"t"}
+    leaky = write(tmp_path / "leaky.jsonl", lines([{"prompt": "t"}, {"prompt": "p3"}]))
+    with pytest.raises(ConfigError, match=r"'p3' is a prompt of .*train"):
+        file_prompts(path=train, held_out=0, held_out_path=leaky)
+
+
 # Prepared
 
 
