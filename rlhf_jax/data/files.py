@@ -24,6 +24,14 @@ Row = dict[str, Any]
 BAD = ("error", "skip")
 MAX_BYTES = 1_000_000  # of one text; beyond it a tokenizer takes minutes, and no model reads it
 _SHOWN = 5  # reasons that a message or a log line quotes
+# fields under the names that datasets often give them
+_ALSO_CALLED = {
+    "prompt": ("question", "problem", "instruction", "query", "input", "text"),
+    "completion": ("answer", "response", "output", "solution", "query"),
+    "messages": ("conversations", "conversation", "dialogue", "dialog"),
+    "chosen": ("preferred", "response_chosen"),
+    "rejected": ("dispreferred", "response_rejected"),
+}
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,9 @@ def why_not_field(
 ) -> str | None:
     """What keeps a record's field from being there and passing a check; None: it does."""
     if name not in row:
-        return f"has no {name!r}; it has {', '.join(map(str, row)) or 'nothing'}"
+        old = next((old for old in _ALSO_CALLED.get(name, ()) if old in row), None)
+        hint = f"; if {old!r} is it, rename: {name}={old}" if old else ""
+        return f"has no {name!r}; it has {', '.join(map(str, row)) or 'nothing'}{hint}"
     why = check(row[name])
     return why and f"{name!r} {why}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -68,6 +68,7 @@ def inspect_file(
     shape: str | None = None,
     rename: Sequence[str] = (),
     num_examples: int = 3,
+    ask: Callable[[Row], Row] | None = None,
 ) -> Findings:
     """Read every row of a file as a run would.
 
@@ -76,6 +77,7 @@ def inspect_file(
         tokenizer: of the model to be trained.
         shape: None: as the first record's fields say.
         num_examples: rows that are shown, spread over the file.
+        ask: what a run makes of a row before it is encoded (`chats.as_chat`, say).
 
     Raises:
         ConfigError: the file cannot be read. Bad rows, those that cannot be encoded included, are
@@ -86,7 +88,7 @@ def inspect_file(
     encoded, bad = [], list(records.bad)
     for row, line in zip(records.rows, records.lines, strict=True):
         try:
-            parts = _parts(row, shape, tokenizer)
+            parts = _parts(ask(row) if ask else row, shape, tokenizer)
         except ConfigError as error:
             bad.append(BadRow(line, str(error).removeprefix("row").lstrip(": ")))
             continue

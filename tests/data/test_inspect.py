@@ -91,3 +91,25 @@ def test_rows_that_a_template_refuses_are_bad_rows(tmp_path):
     tokenizer = chat_tokenizer("{{ raise_exception('no') }}")
     found = inspect_file(write(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]), tokenizer)
     assert [(row.line, "refuses" in row.why) for row in found.bad] == [(1, True)]
+
+
+def test_rows_alike_are_told_once_with_a_name_that_fits(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", [{"question": "ab", "answer": "c"}] * 3)
+    assert main(["inspect", path]) == 1
+    said = capsys.readouterr().out
+    assert said.count("has no 'prompt'; it has question, answer") == 1
+    assert "if 'question' is it, rename: prompt=question (2 more rows alike)" in said
+    assert main(["inspect", path, "--rename", "prompt=question"]) == 0
+    said = capsys.readouterr().out
+    assert "line 1: a prompt, to be answered\n<bos>ab\n" in said and "⟦" not in said
+
+
+def test_texts_as_an_instruct_model_is_asked(tmp_path, capsys):
+    chat_tokenizer().save(tmp_path / "model")
+    path = write(tmp_path / "a.jsonl", PAIRS)
+    asked = ["inspect", path, "--model", str(tmp_path / "model"), "--chat", "--system", "[be]"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "system\n[be]<|end|>\n<|start|>user\nab<|end|>\n<|start|>assistant\n⟦c<|end|>⟧" in said
+    assert main(["inspect", path, "--system", "x"]) == 2
+    assert "give both" in capsys.readouterr().err
