@@ -1,8 +1,15 @@
-"""GRPO (2402.03300) on sums of reasoning-gym (2505.24760), with a small instruct model.
+"""GRPO (2402.03300) on one-digit sums of reasoning-gym (2505.24760), by a small instruct model.
 
     python -m experiments.grpo_reasoning_gym --model FOLDER    # of SmolLM2-135M-Instruct
 
-Numbers to reach are at the end.
+Two terms from 0 to 9, added or subtracted; adapters are trained, without a KL term. Number to
+reach, greedily on 100 held-out sums within an hour on two CPU cores: from about .3 to ≥ .75.
+
+Seed 0: .31 (95 % interval .23 to .41) → .74 after 16 steps → .84 (.76 to .90) after 32, at 6.1 nats
+a completion from the start; 21 minutes of training on cores that other jobs shared. "The final
+answer to this arithmetic problem is 1." becomes "1 + 5 = 6."; the wrong ones among the answers
+shown at the end are differences below 0. Samples are drawn at temperature .6: at 1 the untrained
+model rambles.
 """
 
 from experiments.launch import launch
