@@ -1,5 +1,6 @@
 """Texts as turns of a chat template, and questions about databases."""
 
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rlhf_jax.bind import bind
 from rlhf_jax.data.chats import as_chat, chat_prompts, chat_rows
 from rlhf_jax.data.demonstrations import DemonstrationSet
 from rlhf_jax.data.prompts import PromptSet
-from rlhf_jax.data.sql import first_statement, sql_demonstrations, sql_prompts, tables_of
+from rlhf_jax.data.sql import first_statement, linked, sql_demonstrations, sql_prompts, tables_of
 from rlhf_jax.errors import ConfigError
 
 ROW = {"prompt": "2+2?", "completion": "4", "answer": 4}
@@ -96,6 +97,29 @@ def test_demonstrations_are_the_training_questions_with_the_first_gold_query(que
     completions = {row["completion"] for row in found + held_out}
     assert "```sql\nSELECT 3\n```" in completions
     assert "```sql\nSELECT name FROM pet\n```" in completions
+
+
+def test_only_the_tables_that_a_question_names_and_short_queries(questions):
+    with pytest.raises(ConfigError, match="asks nothing about file"):  # SELECT name FROM pet
+        sql_prompts(**questions, longest=10)
+    towns = questions | {"databases": ("towns",)}
+    assert len([*itertools.chain(*sql_prompts(**towns, longest=10))]) == 5
+    train, held_out = sql_prompts(**towns, most_tables=1)
+    assert {row["prompt"].split("\n")[0] for row in train + held_out} == {"town(id, name)"}
+    found = sql_demonstrations(**towns, most_tables=1)
+    assert [row["prompt"] for row in found] == [row["prompt"] for row in train]
+    with pytest.raises(ConfigError, match="most_tables"):
+        sql_prompts(**towns, most_tables=0)
+
+
+def test_tables_are_linked_by_their_words():
+    tables = "town(id, name)\nriver(name, miles)\nlake_area(town_id, depth)"
+    assert linked(tables, "How deep are the lakes?", 1) == "town(id, name)"  # "deep" is not "depth"
+    assert linked(tables, "What depth has the lake of the town?", 2) == (
+        "town(id, name)\nlake_area(town_id, depth)"
+    )
+    assert linked(tables, "How long is it in miles?", 1) == "river(name, miles)"
+    assert linked(tables, "?", 9) == tables
 
 
 def test_the_first_statement_ends_outside_quotes():
