@@ -2,8 +2,12 @@
 
     python -m experiments.grpo_gsm8k --model FOLDER    # of SmolLM2-135M-Instruct, say
 
-A few steps of a small model on two CPU cores show samples, scores and loss; `grpo_gsm8k_8b` has the
-settings of a pod. To begin from `sft_gsm8k`: --model runs/sft_gsm8k/policy.
+1 for the right number, however it is written, and .1 for a last line of #### and a number. Four
+steps of a small model on two CPU cores show samples, scores and loss, no more; `grpo_gsm8k_8b` has
+the settings of a pod. To begin from what `sft_gsm8k` left: --model runs/sft_gsm8k/policy.
+
+Seed 0: 2 of 8 test answers end in such a line before, 5 after, none is right; samples score .006
+to .013 in the first three steps; 370 s on cores that other jobs shared.
 """
 
 from experiments.launch import launch

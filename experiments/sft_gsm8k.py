@@ -2,9 +2,12 @@
 
     python -m experiments.sft_gsm8k --model FOLDER    # of SmolLM2-135M-Instruct, say
 
-A few steps of a small model on two CPU cores show loss, answers and their scores; `sft_gsm8k_8b`
-has the settings of a pod. Solutions are learnt as the data has them: with calculator marks
-(<<48/2=24>>) and the closing `#### 72`.
+Solutions are learnt as the data has them: with calculator marks (<<48/2=24>>) and the closing
+`#### 72`. Eight steps of a small model on two CPU cores show loss and scored answers, no more;
+`sft_gsm8k_8b` has the settings of a pod.
+
+Seed 0, on 8 test problems: loss 1.285 → 1.149 nats a token, score .025 → .163 (none right → one);
+161 s on cores that other jobs shared.
 """
 
 from experiments import grpo_gsm8k
