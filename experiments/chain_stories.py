@@ -33,7 +33,7 @@ from experiments.launch import launch
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.loops import online, preference, reward_model, sampling, sft
 from rlhf_jax.loops.answers import answer_from_folder
-from rlhf_jax.loops.run import begin_anew
+from rlhf_jax.loops.run import open_path
 from rlhf_jax.report.run_folder import RunFolder
 
 # what differs from the experiments of these names: folders, models and seeds, set by the chain
@@ -88,8 +88,7 @@ CONFIG = ChainConfig()
 
 def main(cfg: ChainConfig) -> dict[str, dict[str, float]]:
     """Run the stages in order; print and return what the policy after each is worth."""
-    if cfg.restart:
-        begin_anew(Path(cfg.out))
+    open_path(cfg, for_several=True)
     told = {"start": measured(cfg, cfg.model)}
 
     def stage(name, run, part, *, policy):

@@ -23,7 +23,7 @@ from rlhf_jax.data.stories import story_continuations, story_openings
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.loops import preference, sampling
 from rlhf_jax.loops.answers import answer_from_folder
-from rlhf_jax.loops.run import begin_anew
+from rlhf_jax.loops.run import open_path
 from rlhf_jax.models.tokenizer import Tokenizer, encode_after
 from rlhf_jax.report.run_folder import RunFolder
 from rlhf_jax.rewards.sentiment import vader
@@ -120,8 +120,7 @@ CONFIG = SpinConfig()
 
 def main(cfg: SpinConfig) -> dict:
     """Play the rounds; returns what the policy was worth before, and is after."""
-    if cfg.restart:
-        begin_anew(Path(cfg.out))
+    open_path(cfg, for_several=True)
     policy, results = cfg.model, []  # π_0
     for number in range(cfg.rounds):
         print(f"== round {number}", flush=True)

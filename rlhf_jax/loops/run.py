@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from rlhf_jax.data.comparisons import ROWS_FILE
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.loops.collect import Judged
 from rlhf_jax.loops.common import DTYPES, RunConfig, StopRequest
@@ -70,17 +71,24 @@ def check_vocabulary(tokenizer: Tokenizer, config: DecoderConfig, folder: str) -
         )
 
 
-def open_path(cfg) -> Path:
+def open_path(cfg, *, for_several: bool = False) -> Path:
     """The folder of `cfg.out`, moved aside if the run is to begin anew.
 
+    Args:
+        cfg: has `out` and `restart`.
+        for_several: it holds the folders of several runs and a result of its own.
+
     Raises:
-        ConfigError: it is not named, or what `begin_anew` raises.
+        ConfigError: it is not named; it is the folder of one run, whose result would be
+            overwritten; or what `begin_anew` raises.
     """
     if not str(cfg.out):
         raise ConfigError("out is empty: name the run's folder")
     path = Path(cfg.out).resolve()
     if cfg.restart:
         begin_anew(path)
+    if for_several and (path / "config.json").exists():
+        raise ConfigError(f"{path} is the folder of one run; name another --out, for several")
     return path
 
 
@@ -144,6 +152,11 @@ class Run:
         self.host: dict[str, Any] = {"position": 0, **dict.fromkeys(counts, 0), "seconds": 0.0}
         try:
             self._result = self.folder.result()
+            if (path / ROWS_FILE).exists():
+                raise ConfigError(
+                    f"{path} holds samples, and no run; name a new --out, or pass --restart to "
+                    "move them aside"
+                )
             # with neither there is nothing to go on from: a mended option may begin anew
             if self.checkpoints.steps() or self._result:
                 self._refuse_another_run(self.folder.config() or {}, resolved(cfg))

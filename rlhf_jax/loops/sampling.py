@@ -185,6 +185,11 @@ def _rows_done(folder: RunFolder, file: Path, record: dict[str, Any]) -> int:
         ConfigError: they are rows of another config, model or data.
     """
     if not file.exists():
+        if folder.result() is not None or folder.checkpoints.exists():
+            raise ConfigError(
+                f"{folder.path} holds a run, and no samples; name a new --out, or pass --restart "
+                "to move it aside"
+            )
         return 0
     *lines, torn = file.read_text(encoding="utf-8").split("\n")
     old = folder.config() or {}

@@ -14,8 +14,8 @@ from rlhf_jax.algorithms.ppo import ppo
 from rlhf_jax.bind import bind
 from rlhf_jax.data.prompts import PromptSet
 from rlhf_jax.errors import ConfigError
-from rlhf_jax.loops import online, setup
-from rlhf_jax.loops.run import begin_anew
+from rlhf_jax.loops import online, sampling, setup
+from rlhf_jax.loops.run import begin_anew, open_path
 from rlhf_jax.models.convert import export_pretrained, read_config
 from rlhf_jax.models.tokenizer import byte_tokenizer
 from rlhf_jax.models.transformer import Model
@@ -47,6 +47,31 @@ def test_where_one_is_is_not_moved_aside(tmp_path, monkeypatch, policy_folder):
     with pytest.raises(ConfigError, match="out is empty"):
         online.run(online_config(policy_folder, ""))
     assert list(tmp_path.iterdir()) == [tmp_path / "work"]
+
+
+def test_runs_samples_and_chains_of_runs_do_not_overwrite_each_other(policy_folder, tmp_path):
+    drawn, trained = tmp_path / "drawn", tmp_path / "trained"
+    cfg = online_config(policy_folder, trained)
+    with RunFolder(trained) as folder:
+        folder.write_config(cfg)
+        folder.write_result({"steps": 2})
+    with RunFolder(drawn) as folder:
+        (drawn / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="drawn holds samples, and no run"):
+        online.run(replace(cfg, out=str(drawn)))
+    sample = sampling.SampleConfig(
+        out=str(trained),
+        model=str(policy_folder),
+        prompts=bind(say),
+        rewards=(bind(share_of_low_bytes),),
+        sampling=cfg.sampling,
+        num_prompts=2,
+    )
+    with pytest.raises(ConfigError, match="trained holds a run, and no samples"):
+        sampling.run(sample)
+    with pytest.raises(ConfigError, match="trained is the folder of one run"):
+        open_path(cfg, for_several=True)
+    assert open_path(replace(cfg, out=str(tmp_path)), for_several=True) == tmp_path
 
 
 def test_what_a_killed_export_has_left_is_cleared(policy_folder, tmp_path):
