@@ -2,6 +2,7 @@
 reference, a frontier; and that a run with all of them resumes to the bit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -238,8 +239,13 @@ def test_parts_that_do_not_fit_are_refused(changes, message):
         online_config("no/model", "no/out", **changes)
 
 
-def test_a_critic_of_another_tokenizer_is_refused(policy_folder, reward_folder, stories_folder):
-    cfg = four_models(policy_folder, reward_folder, "no/out", critic_from=stories_folder / "hf")
+def test_a_critic_of_another_tokenizer_is_refused(
+    policy_folder, reward_folder, stories_folder, tmp_path
+):
+    other = shutil.copytree(reward_folder, tmp_path / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(stories_folder / "hf" / name, other)
+    cfg = four_models(policy_folder, reward_folder, "no/out", critic_from=str(other))
     with pytest.raises(ConfigError, match="its tokenizer is not the policy's"):
         online.read_inputs(cfg)
     cfg = four_models(policy_folder, reward_folder, "no/out", max_new_tokens=25)
