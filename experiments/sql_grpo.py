@@ -24,7 +24,7 @@ from rlhf_jax.data.sql import sql_demonstrations, sql_prompts
 from rlhf_jax.errors import ConfigError, check_number
 from rlhf_jax.loops import online, sft
 from rlhf_jax.loops.answers import AnswersConfig
-from rlhf_jax.loops.run import begin_anew
+from rlhf_jax.loops.run import open_path
 from rlhf_jax.models.lora import LoraConfig
 from rlhf_jax.report.run_folder import RunFolder
 from rlhf_jax.rewards.sql import sql
@@ -119,8 +119,7 @@ CONFIG = SqlConfig()
 
 def main(cfg: SqlConfig) -> dict[str, float]:
     """Run both stages; print and return held-out execution accuracy after each."""
-    if cfg.restart:
-        begin_anew(Path(cfg.out))
+    open_path(cfg, for_several=True)
     print("1. SFT on gold queries", flush=True)
     imitated = Path(cfg.out, "sft")
     first = sft.run(replace(cfg.sft, out=str(imitated), model=cfg.model, seed=cfg.seed))
