@@ -1,0 +1,57 @@
+"""`python -m experiments.figures`: the figures with their last verdict; `--all` runs them all.
+
+`--page` writes the page from the results that are there, without running anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from experiments.figures.frame import RESULTS, SEEDS, Figure, read_result, run, said
+from experiments.figures.page import line_of, write_page
+
+# in the order of the page
+NAMES = (
+    "response_length",
+    "kl_estimators",
+    "supervision",
+    "maj_at_k",
+    "overoptimisation",
+    "dynamic_sampling",
+    "gradient_variance",
+    "likelihood_displacement",
+    "ipo_bandit",
+    "reward_kl_frontier",
+    "kl_controller",
+    "reward_model_data",
+)
+
+
+def figures() -> list[Figure]:
+    """Every figure, in the order of the page."""
+    return [import_module(f"experiments.figures.{name}").FIGURE for name in NAMES]
+
+
+def main() -> None:
+    """List, or run all and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="run every figure, then write the page")
+    parser.add_argument("--page", action="store_true", help="write the page from what was run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    found = figures()
+    if options.all:
+        for figure in found:
+            print(said(run(figure, options.seeds, options.out)), flush=True)
+    if options.all or options.page:
+        write_page(found, options.out)
+    for figure in found:
+        title, _, verdict, seeds, _ = line_of(figure, read_result(figure.name, options.out))
+        print(f"{figure.name:24} {verdict:16} {seeds:8} {title}")
+
+
+if __name__ == "__main__":
+    main()
