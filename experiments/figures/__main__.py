@@ -9,7 +9,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from experiments.figures.frame import RESULTS, SEEDS, Figure, read_result, run, said
+from experiments.figures.frame import RESULTS, Figure, read_result, run, said
 from experiments.figures.page import line_of, write_page
 
 # in the order of the page
@@ -26,6 +26,7 @@ NAMES = (
     "reward_kl_frontier",
     "kl_controller",
     "reward_model_data",
+    "lander",
 )
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.figures", description=__doc__)
     parser.add_argument("--all", action="store_true", help="run every figure, then write the page")
     parser.add_argument("--page", action="store_true", help="write the page from what was run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figures' own")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     found = figures()

@@ -59,6 +59,7 @@ class Figure:
     draw: (canvas, rows of all seeds, each with "seed")
     judge_all: rows by seed -> parts that only all seeds together can tell; None: there are none
     note: rows by seed -> a sentence on what the criterion leaves open; None: nothing
+    seeds: those of its verdict
     """
 
     name: str
@@ -72,6 +73,7 @@ class Figure:
     draw: Callable[[Canvas, list[Row]], None]
     judge_all: Callable[[dict[int, list[Row]]], dict[str, Part]] | None = None
     note: Callable[[dict[int, list[Row]]], str] | None = None
+    seeds: tuple[int, ...] = SEEDS
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -113,12 +115,13 @@ def verdict_of(figure: Figure, rows_by_seed: dict[int, list[Row]]) -> dict[str, 
     }
 
 
-def run(figure: Figure, seeds: Sequence[int] = SEEDS, out: Path = RESULTS) -> dict[str, Any]:
+def run(figure: Figure, seeds: Sequence[int] | None = None, out: Path = RESULTS) -> dict[str, Any]:
     """Measure the seeds, judge, draw; write NAME.csv, NAME.png and NAME.json under `out`.
 
     Rows of a seed are kept as soon as it is measured and are used again by the next call with the
     same settings, so an interrupted figure goes on where it stopped.
     """
+    seeds = figure.seeds if seeds is None else seeds
     out.mkdir(parents=True, exist_ok=True)
     parts_dir = out / ".parts"
     rows_by_seed, seconds = {}, {}
@@ -205,7 +208,7 @@ def main(figure: Figure, argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments.figures.{figure.name}", description=figure.claim
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figure's own")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(argv)
     print(said(run(figure, options.seeds, options.out)))

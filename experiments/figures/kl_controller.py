@@ -34,7 +34,7 @@ class Settings:
     kl_coef: float = 0.3
     pairs: int = 4000
     window: int = 60
-    ppo: PPO = field(default_factory=lambda: PPO(steps=150, every=30))
+    ppo: PPO = field(default_factory=lambda: PPO(steps=150))
 
 
 def objectives(settings: Settings) -> dict:

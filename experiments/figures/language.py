@@ -210,8 +210,8 @@ class PPO:
     steps: int = 120
     rows: int = 256
     epochs: int = 2
-    learning_rate: float = 1e-3
-    every: int = 4
+    learning_rate: float = 3e-4
+    every: int = 10
 
 
 def run_ppo(objective, language: Language, score_N: np.ndarray, seed: int, ppo: PPO):

@@ -48,8 +48,8 @@ class Settings:
     betas: tuple[float, ...] = (0.05, 0.1, 0.3, 0.5, 1.0, 5.0)
     targets: tuple[float, ...] = (1.0, 2.0, 4.0, 7.0)
     kl_coef: float = 0.1
-    pairs: Pairs = field(default_factory=lambda: Pairs(every=800))
-    ppo: PPO = field(default_factory=lambda: PPO(every=20))
+    pairs: Pairs = field(default_factory=Pairs)
+    ppo: PPO = field(default_factory=PPO)
 
 
 def optimum(language, reward_N: np.ndarray) -> list[tuple[float, float]]:

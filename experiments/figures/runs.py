@@ -129,8 +129,10 @@ def make_learner(
         kl_BT = values["logp_old_BT"] - values["logp_ref_BT"]
         kl = jnp.mean(masked_sum(kl_BT, rollout.mask_BT, axis=1))
         state = control_reward_kl(state, objective, kl)
-        for _ in range(epochs):
-            state, _ = update(state, objective, batch)
+        # a scan and not a Python loop: the update is compiled once, however many epochs
+        state, _ = jax.lax.scan(
+            lambda state, _: (update(state, objective, batch)[0], None), state, None, epochs
+        )
         state = replace(state, step=state.step + 1)
         return state, Batch(rollout=rollout, score_B=scores["score_BC"][:, 0], kl=kl)
 
