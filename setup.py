@@ -62,6 +62,7 @@ setup(
             "regex>=2024.4",  # patterns with a time limit
         ],
         "figures": ["pandas>=2.2"],
+        "lander": ["gymnasium>=1.0", "box2d>=2.3.10"],
         # The losses of TRL are called as they stand inside its trainers, so one minor version, the
         # last with PPO. torch's CPU build is enough, where pip is shown one: 2.13.0+cpu.
         "parity": ["torch>=2.13,<2.14", "trl>=1.12,<1.13", "peft>=0.19,<0.22"],
