@@ -9,8 +9,9 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from experiments.figures.frame import RESULTS, Figure, read_result, run, said
+from experiments.figures.frame import NOT_RUN, RESULTS, Figure, read_result, run, said
 from experiments.figures.page import line_of, write_page
+from rlhf_jax.errors import ConfigError
 
 # in the order of the page
 NAMES = (
@@ -41,16 +42,20 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="run every figure, then write the page")
     parser.add_argument("--page", action="store_true", help="write the page from what was run")
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figures' own")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, help="folder of results and page; else this package's")
     options = parser.parse_args()
+    out, folder = options.out or RESULTS, options.out or RESULTS.parent
     found = figures()
     if options.all:
         for figure in found:
-            print(said(run(figure, options.seeds, options.out)), flush=True)
+            try:
+                print(said(run(figure, options.seeds, out)), flush=True)
+            except ConfigError as error:  # a library that an extra installs
+                print(f"{figure.name}: {NOT_RUN}: {error}", flush=True)
     if options.all or options.page:
-        write_page(found, options.out)
+        write_page(found, out, folder)
     for figure in found:
-        title, _, verdict, seeds, _ = line_of(figure, read_result(figure.name, options.out))
+        title, _, verdict, seeds, _ = line_of(figure, read_result(figure.name, out))
         print(f"{figure.name:24} {verdict:16} {seeds:8} {title}")
 
 

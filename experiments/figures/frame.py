@@ -158,6 +158,8 @@ def run(figure: Figure, seeds: Sequence[int] | None = None, out: Path = RESULTS)
     write_atomically(out / f"{figure.name}.json", text + "\n")
     for kept in parts_dir.glob(f"{figure.name}-*.json"):
         kept.unlink()
+    if not any(parts_dir.iterdir()):
+        parts_dir.rmdir()
     return result
 
 

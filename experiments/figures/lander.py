@@ -31,6 +31,7 @@ from experiments.figures.frame import SEEDS, Figure, Part, Row, main
 from rlhf_jax.algorithms.grpo import grpo
 from rlhf_jax.algorithms.objective import PolicyObjective, estimate, policy_loss
 from rlhf_jax.algorithms.ppo import ppo
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean
 from rlhf_jax.ops.groups import mixed_group
 from rlhf_jax.train.optim import OptimConfig, make_optimizer
@@ -95,8 +96,10 @@ def fly(params: dict, starts: list[int], draw, deterministic: bool = False) -> d
 
     numpy acts: jax takes longer to be called than a small matrix takes to be multiplied.
     """
-    import gymnasium
-
+    try:
+        import gymnasium
+    except ImportError:
+        raise ConfigError("the lander flies in gymnasium: pip install 'rlhf_jax[lander]'") from None
     envs = [gymnasium.make("LunarLander-v3") for _ in starts]
     rows = len(starts)
     seen_BTX = np.zeros((rows, LIMIT, SEEN), np.float32)

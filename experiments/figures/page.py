@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ STYLE = (
 )
 
 
-def write_page(figures: list[Figure], out: Path) -> None:
-    """README.md and index.html beside the results of `out`; the HTML holds its pictures."""
+def write_page(figures: list[Figure], out: Path, folder: Path) -> None:
+    """README.md and index.html in `folder`, of the results in `out`; the HTML holds all of it."""
     found = [(figure, read_result(figure.name, out)) for figure in figures]
-    write_atomically(out / "README.md", markdown(found))
-    write_atomically(out / "index.html", page(found, out))
+    write_atomically(folder / "README.md", markdown(found, os.path.relpath(out, folder)))
+    write_atomically(folder / "index.html", page(found, out))
 
 
 def line_of(figure: Figure, result: dict[str, Any] | None) -> list[str]:
@@ -64,8 +65,8 @@ def facts_of(result: dict[str, Any]) -> str:
     )
 
 
-def markdown(found: list[tuple[Figure, dict[str, Any] | None]]) -> str:
-    """The page in Markdown, with pictures beside it."""
+def markdown(found: list[tuple[Figure, dict[str, Any] | None]], pictures: str) -> str:
+    """The page in Markdown, its pictures in the folder `pictures`."""
     lines = ["# Figures", "", INTRO, "", *_table(HEAD, [line_of(*pair) for pair in found])]
     for figure, result in found:
         lines += ["", f"## {figure.title}", "", f"{figure.paper}. Claim: {figure.claim}.", ""]
@@ -74,7 +75,11 @@ def markdown(found: list[tuple[Figure, dict[str, Any] | None]]) -> str:
             lines.append(f"{NOT_RUN.capitalize()}: `python -m experiments.figures.{figure.name}`.")
             continue
         lines += [f"**{result['verdict'].capitalize()}** ({line_of(figure, result)[3]} seeds).", ""]
-        lines += [f"![{figure.title}]({figure.name}.png)", "", *_table(PARTS, parts_of(result))]
+        lines += [
+            f"![{figure.title}]({pictures}/{figure.name}.png)",
+            "",
+            *_table(PARTS, parts_of(result)),
+        ]
         lines += ["", *([result["note"], ""] if result["note"] else []), facts_of(result)]
     return "\n".join(lines) + "\n"
 

@@ -85,17 +85,17 @@ def test_an_interrupted_run_measures_only_what_is_missing(tmp_path):
         run(figure(measure), (10, 11, 12), tmp_path)
     run(figure(measure), (10, 11, 12), tmp_path)
     assert measured == [10, 11, 12, 12]
-    assert not list((tmp_path / ".parts").iterdir())
+    assert not (tmp_path / ".parts").exists()
 
 
 def test_the_page_shows_verdicts_and_what_was_not_run(tmp_path):
     run(figure(), (10, 11, 12, 13, 14), tmp_path)
     never = Figure(**{**vars(figure()), "name": "never", "title": "Never run"})
-    write_page([figure(), never], tmp_path)
+    write_page([figure(), never], tmp_path, tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "| A toy \\| with a bar | none | does not hold | 3 of 5 |" in text
     assert "| Never run | none | not run yet |" in text
-    assert "![A toy | with a bar](toy.png)" in text
+    assert "![A toy | with a bar](./toy.png)" in text
     page = (tmp_path / "index.html").read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.split("</style>")[1]
