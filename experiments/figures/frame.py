@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from scipy import stats
 
+from rlhf_jax.errors import ConfigError
 from rlhf_jax.report.files import write_atomically
 
 SEEDS = (10, 11, 12, 13, 14)
@@ -213,7 +215,11 @@ def main(figure: Figure, argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the figure's own")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(argv)
-    print(said(run(figure, options.seeds, options.out)))
+    try:
+        print(said(run(figure, options.seeds, options.out)))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _yes(held: bool) -> str:

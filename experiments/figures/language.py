@@ -151,7 +151,7 @@ def fit_proxy(
     """proxy_N: a reward model's score of every response, standardised under the reference.
 
     Bradley–Terry on pairs of one-hot features; linear (hidden None) or with one tanh layer.
-    AdamW, .01 falling to 0, weight decay .01, minibatches of 256 pairs (all, if fewer).
+    AdamW, .01 falling to 0, weight decay .01, minibatches of 256 pairs.
     """
     keys = jax.random.split(jax.random.key(seed), 3)
     width = VOCAB * LENGTH
@@ -161,8 +161,8 @@ def fit_proxy(
             "in_FH": jax.random.normal(keys[0], (width, hidden)) / LENGTH**0.5,
             "w_F": jax.random.normal(keys[1], (hidden,)) / hidden**0.5,
         }
-    chosen = np.random.default_rng([seed, 2]).random((updates, len(pair_BS))).argsort(axis=1)
-    batches = jnp.asarray(pair_BS[chosen[:, :256]])
+    chosen = np.random.default_rng([seed, 2]).integers(0, len(pair_BS), (updates, 256))
+    batches = jnp.asarray(pair_BS[chosen])
     proxy_N = np.asarray(_proxy_fit(updates)(params, batches), np.float64)
     return standardised(proxy_N, language.p_N)
 
