@@ -211,7 +211,7 @@ class PPO:
     rows: int = 256
     epochs: int = 2
     learning_rate: float = 3e-4
-    every: int = 10
+    every: int = 5
 
 
 def run_ppo(objective, language: Language, score_N: np.ndarray, seed: int, ppo: PPO):

@@ -41,7 +41,7 @@ class Settings:
     pairs: int = 3000
     largest_n: float = 60_000
     points: int = 40
-    ppo: PPO = field(default_factory=PPO)
+    ppo: PPO = field(default_factory=lambda: PPO(learning_rate=1e-4))
 
 
 def forms(d: np.ndarray) -> dict[str, np.ndarray]:
