@@ -127,3 +127,22 @@ def shift_right(x_BT: Array) -> Array:
     token t; the last column is the value of the whole row and falls off.
     """
     return jnp.pad(x_BT[:, :-1], ((0, 0), (1, 0)))
+
+
+def follow(first_P: Array, x_PXR: Array, opens_PXR: Array) -> Array:
+    """[P, X, R + 1, …]: rows of responses with what stands before them, for the shift above.
+
+    A response's first token is predicted from its prompt's last state, wherever in its row it
+    stands: `first` comes before every row, and takes the place of what the response before left.
+
+    Args:
+        first_P: [P, …], read at the prompt's last token.
+        x_PXR: [P, X, R, …], read at each token.
+        opens_PXR: bool, True on the first token of every response.
+    """
+    p, x, r = opens_PXR.shape
+    rest = x_PXR.shape[3:]
+    first = first_P.reshape(p, 1, 1, *rest)
+    before = jnp.concatenate([jnp.broadcast_to(first, (p, x, 1, *rest)), x_PXR], axis=2)
+    opens = jnp.pad(opens_PXR, ((0, 0), (0, 0), (0, 1))).reshape(p, x, r + 1, *(1,) * len(rest))
+    return jnp.where(opens, first, before)

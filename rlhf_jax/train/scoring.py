@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from rlhf_jax.models.branches import read_stem
 from rlhf_jax.models.heads import scalar
 from rlhf_jax.ops.logprobs import shift_right, token_logprobs
 from rlhf_jax.parallel.sharding import constrain_rows
 from rlhf_jax.train.microbatch import map_rows
+from rlhf_jax.train.packed import branch_logprobs, branch_values, map_blocks, pack
 from rlhf_jax.types import Rollout
 
 
@@ -59,7 +61,7 @@ def make_score(
     micro_rows: int | None = None,
     critic_model=None,
     mesh: Mesh | None = None,
-) -> Callable[[Any, Any, Any, Rollout], dict[str, Array | None]]:
+) -> Callable[..., dict[str, Array | None]]:
     """score(policy, reference, critic, rollout) -> the fields of `Scored` that models give.
 
     Args:
@@ -70,15 +72,49 @@ def make_score(
         mesh: keeps rows split over it.
 
     Returns:
-        A jitted function. Each of `policy`, `reference` (decoder parameters) and `critic`
+        A jitted function, score(policy, reference, critic, rollout, layout=None). With a `Layout`
+        each prompt is run once for its responses, which is the same to rounding and cheaper
+        (`micro_rows` is the layout's then, and only counted tokens get numbers). Each of `policy`, `reference` (decoder parameters) and `critic`
         ({"trunk", "head"}) may be None; what it would give is None then:
         `logp_old_BT`, `logp_ref_BT`, `value_BT` (of the prefix before token t) and `last_value_B`
         (of the whole row, for bootstrapping rows cut off by the length limit; 0 for a row that
         counts no token).
     """
 
+    def of_layout(policy, reference, critic, rollout, layout):
+        packed = pack(layout, rollout.tokens_BT, rollout.attend_BT, mesh)
+        decoders = {"logp_old_BT": policy, "logp_ref_BT": reference}
+        decoders = {name: params for name, params in decoders.items() if params is not None}
+
+        def read(prompt):
+            stems = {name: read_stem(model, p, *prompt) for name, p in decoders.items()}
+            if critic is not None:
+                stems["critic"] = read_stem(critic_model, critic["trunk"], *prompt)
+            return stems
+
+        def blocks(stems, prompt, block):
+            options = dict(temperature=temperature, with_entropy=False, mesh=mesh)
+            out = {
+                name: branch_logprobs(model, p, stems[name], prompt, block, **options)[0]
+                for name, p in decoders.items()
+            }
+            if critic is not None:
+                out["value_BT"], out["read_BT"] = branch_values(
+                    critic_model, critic, stems["critic"], prompt, block
+                )
+            return out
+
+        scores = dict.fromkeys(("logp_old_BT", "logp_ref_BT", "value_BT", "last_value_B"))
+        scores |= constrain_rows(mesh, map_blocks(read, blocks, packed))
+        if critic is not None:
+            scores["last_value_B"] = _at_last(scores.pop("read_BT"), rollout.mask_BT)
+        return scores
+
     @jax.jit
-    def score(policy, reference, critic, rollout):
+    def score(policy, reference, critic, rollout, layout=None):
+        if layout is not None:
+            return of_layout(policy, reference, critic, rollout, layout)
+
         def logp(params, part):
             if params is None:
                 return None

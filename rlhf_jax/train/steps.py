@@ -12,18 +12,20 @@ import optax
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from rlhf_jax.algorithms.objective import PolicyObjective, policy_loss
+from rlhf_jax.algorithms.objective import policy_loss
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
 from rlhf_jax.losses.sft import next_token_loss
+from rlhf_jax.models.branches import read_stem
 from rlhf_jax.ops.logprobs import shift_right
 from rlhf_jax.ops.totals import total
 from rlhf_jax.parallel.sharding import constrain
 from rlhf_jax.train.microbatch import summed_gradients
 from rlhf_jax.train.optim import read_learning_rate
+from rlhf_jax.train.packed import Packed, branch_logprobs, branch_values, pack, packed_gradients
 from rlhf_jax.train.scoring import forward_logprobs, forward_values
 from rlhf_jax.train.state import CriticState, TrainState, jit_update, with_base
-from rlhf_jax.types import PolicyBatch, SFTBatch, replace
+from rlhf_jax.types import SFTBatch, replace
 
 
 def make_update(
@@ -35,8 +37,8 @@ def make_update(
     critic_model=None,
     critic_tx: optax.GradientTransformation | None = None,
     mesh: Mesh | None = None,
-) -> Callable[[TrainState, PolicyObjective, PolicyBatch], tuple[TrainState, dict]]:
-    """update(state, objective, batch) -> (state, metrics) for every policy-gradient algorithm.
+) -> Callable[..., tuple[TrainState, dict]]:
+    """update(state, objective, batch, layout=None) -> (state, metrics) for every policy gradient.
 
     θ ← θ − tx(Σ_parts ∇ policy_loss(part)); the weight of every token is `objective.aggregate`
     of the whole batch, taken before the batch is cut, so the cut changes nothing. The objective
@@ -52,7 +54,10 @@ def make_update(
         mesh: keeps rows, gradients and the new state on it.
 
     Returns:
-        A jitted function that donates the state. A loss or gradient that is not finite, or a batch
+        A jitted function that donates the state; given a `Layout` of the batch too, it runs each
+        prompt once for its responses, which gives the same gradient to rounding, and only the
+        responses that the layout places: the rest must have no gradient, and no metric sees them
+        (`micro_rows` is the layout's then). A loss or gradient that is not finite, or a batch
         that counts no token, leaves parameters and optimizer state as they were. Metrics: those of
         `policy_loss` as additive records; `grad_norm` (before clipping), `critic_grad_norm`,
         `learning_rate`, `updates`, `skipped` (not finite), `rows_bad_B` (True for the rows to
@@ -63,42 +68,65 @@ def make_update(
             has a value term and there is no critic.
     """
 
-    def loss_fn(params, part, objective):
-        batch, weight_BT = part
-        logp_BT, entropy_BT = forward_logprobs(
-            model,
-            params["policy"],
-            batch.tokens_BT,
-            batch.attend_BT,
-            temperature=temperature,
-            with_entropy=True,
-            mesh=mesh,
-        )
+    def judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT):
         if objective.entropy is None:
             entropy_BT = lax.stop_gradient(entropy_BT)  # reported only; its backward pass is free
-        value_BT = None
-        if "critic" in params:
-            value_BT = shift_right(
-                forward_values(
-                    critic_model, params["critic"], batch.tokens_BT, batch.attend_BT, mesh=mesh
-                )
-            )
         loss, metrics = policy_loss(
             objective, logp_BT, batch, weight_BT, entropy_BT=entropy_BT, value_BT=value_BT
         )
         return loss, (metrics, _bad_rows(batch, logp_BT, value_BT))
 
+    options = dict(temperature=temperature, with_entropy=True, mesh=mesh)
+
+    def of_rows(params, part, objective):
+        batch, weight_BT = part
+        rows = (batch.tokens_BT, batch.attend_BT)
+        logp_BT, entropy_BT = forward_logprobs(model, params["policy"], *rows, **options)
+        value_BT = None
+        if "critic" in params:
+            value_BT = shift_right(forward_values(critic_model, params["critic"], *rows, mesh=mesh))
+        return judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
+
+    def read(params, prompt):
+        stems = {"policy": read_stem(model, params["policy"], *prompt)}
+        if "critic" in params:
+            stems["critic"] = read_stem(critic_model, params["critic"]["trunk"], *prompt)
+        return stems
+
+    def of_block(params, stems, e, step, *, objective, packed, parts):
+        batch, weight_BT = parts
+        here_B = packed.here(e, step)[:, None]
+        batch = replace(batch, mask_BT=batch.mask_BT & here_B)
+        place = (packed.prompt(e), packed.block(e, step))
+        out = branch_logprobs(model, params["policy"], stems["policy"], *place, **options)
+        value_BT = None
+        if "critic" in params:
+            value_PXR, _ = branch_values(critic_model, params["critic"], stems["critic"], *place)
+            value_BT = packed.to_rows(value_PXR, e, step)
+        logp_BT, entropy_BT = (packed.to_rows(x_PXR, e, step) for x_PXR in out)
+        weight_BT = jnp.where(here_B, weight_BT, 0)
+        return judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
+
     @jit_update
-    def update(state, objective, batch):
-        weight_BT = objective.aggregate(batch.mask_BT, batch.group_B)
+    def update(state, objective, batch, layout=None):
+        parts = (batch, objective.aggregate(batch.mask_BT, batch.group_B))
+        packing = None
+        if layout is not None:
+            packed = pack(layout, batch.tokens_BT, batch.attend_BT, mesh)
+            packing = (
+                read,
+                partial(of_block, objective=objective, packed=packed, parts=parts),
+                packed,
+            )
         return guarded_step(
             state,
-            partial(loss_fn, objective=objective),
-            (batch, weight_BT),
+            partial(of_rows, objective=objective),
+            parts,
             {"policy": tx, "critic": critic_tx},
             with_critic=objective.value is not None,
             micro_rows=micro_rows,
             mesh=mesh,
+            packing=packing,
         )
 
     return update
@@ -160,6 +188,7 @@ def guarded_step(
     with_critic: bool,
     micro_rows: int | None,
     mesh: Mesh | None,
+    packing: tuple[Callable, Callable, Packed] | None = None,
 ) -> tuple[TrainState, dict]:
     """Gradients of the whole batch, then one guarded step of each optimizer; the core of an update.
 
@@ -175,6 +204,7 @@ def guarded_step(
         with_critic: the loss reads and trains the critic.
         micro_rows: rows of one forward and backward pass; None: all.
         mesh: keeps gradients and the new state on it.
+        packing: what `packed_gradients` takes, to be asked in the place of `loss_fn`.
 
     Returns:
         the state with another policy, critic, optimizer state and count of updates; metrics, those
@@ -189,13 +219,24 @@ def guarded_step(
             )
         params["critic"] = state.critic.params
         opt_states["critic"] = state.critic.opt_state
-    loss, grads, metrics, bad_B = summed_gradients(
-        lambda trained, part: loss_fn(with_base(state.base, trained), part),
-        params,
-        parts,
-        micro_rows=micro_rows,
-        mesh=mesh,
-    )
+    whole = partial(with_base, state.base)
+    if packing is None:
+        loss, grads, metrics, bad_B = summed_gradients(
+            lambda trained, part: loss_fn(whole(trained), part),
+            params,
+            parts,
+            micro_rows=micro_rows,
+            mesh=mesh,
+        )
+    else:
+        read, of_block, packed = packing
+        loss, grads, metrics, bad_B = packed_gradients(
+            lambda trained, prompt: read(whole(trained), prompt),
+            lambda trained, *place: of_block(whole(trained), *place),
+            params,
+            packed,
+            mesh=mesh,
+        )
     norms = {name: optax.global_norm(grads[name]) for name in params}
     finite = jnp.isfinite(loss) & jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
     # a batch that counts no token is no step either: momentum alone would still move the policy
