@@ -23,6 +23,7 @@ from rlhf_jax.algorithms.measures import label_metrics, sampled_logp, score_metr
 from rlhf_jax.bind import Bound, bind
 from rlhf_jax.losses.aggregate import token_mean, weighted_sum
 from rlhf_jax.losses.kl import KL, kl_tokens
+from rlhf_jax.losses.reweighted import needs_advantage
 from rlhf_jax.losses.surrogate import clipped, token_ratio
 from rlhf_jax.losses.value import ValueTerm
 from rlhf_jax.ops.masked import masked_sum
@@ -123,6 +124,13 @@ class PolicyObjective:
     def needs_old(self) -> bool:
         """The trainer's own log-probs of the sampled tokens are compared with the sampler's."""
         return self.correction is not None
+
+    @property
+    def idle_rows_teach(self) -> bool:
+        """A row whose advantage is 0 on every token may still have a gradient: the loss has a KL,
+        an entropy bonus or a critic, or its surrogate is not known to vanish with the advantage."""
+        terms = (self.loss_kl, self.entropy, self.value)
+        return any(x is not None for x in terms) or not needs_advantage(self.surrogate)
 
 
 @pytree

@@ -14,8 +14,10 @@ from rlhf_jax.algorithms.objective import PolicyObjective, estimate
 from rlhf_jax.loops.dialogues import DialogueSampler
 from rlhf_jax.models.tokenizer import Tokenizer
 from rlhf_jax.models.transformer import Model
-from rlhf_jax.parallel.sharding import shard_rows
+from rlhf_jax.parallel.multihost import to_host
+from rlhf_jax.parallel.sharding import row_shards, shard_rows
 from rlhf_jax.rollout.sampler import SamplingConfig, make_sampler
+from rlhf_jax.train.layout import Layout, Sizes, lay_out
 from rlhf_jax.train.optim import make_optimizer
 from rlhf_jax.train.scoring import make_score
 from rlhf_jax.train.steps import make_update
@@ -28,14 +30,16 @@ class Functions:
 
     sample, answer, greedy: (params, prompts, key) -> Rollout; G samples a prompt, held-out
         answers, the most likely answer (a baseline of ReMax)
-    score: (policy, reference, critic, rollout) -> the fields of `Scored` that models give
+    lay_out: (rollout or batch) -> what is run of it, and how; None: each row with its prompt
+    score: (policy, reference, critic, rollout, layout) -> what models give of `Scored`
     label: (objective, rollout, scores, values) -> PolicyBatch, metrics
-    update: (state, objective, batch) -> state, metrics
+    update: (state, objective, batch, layout) -> state, metrics
     """
 
     sample: Callable[[Any, Prompts, jax.Array], Rollout]
     answer: Callable[[Any, Prompts, jax.Array], Rollout]
     greedy: Callable[[Any, Prompts, jax.Array], Rollout]
+    lay_out: Callable[[Rollout | PolicyBatch], Layout | None]
     score: Callable
     label: Callable
     update: Callable
@@ -79,6 +83,7 @@ def build(
         sample=sampler_of(cfg.sampling),
         answer=answer,
         greedy=answer if greedily == answering else sampler_of(greedily),
+        lay_out=partial(lay_out_rows, cfg, mesh),
         score=make_score(model, micro_rows=cfg.micro_rows, **shared),
         label=jax.jit(label),
         update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
@@ -125,6 +130,31 @@ def prompt_sampler(
         return draw(params, *shard_rows(mesh, arrays), key)
 
     return sample
+
+
+def lay_out_rows(cfg, mesh: Mesh, part: Rollout | PolicyBatch) -> Layout | None:
+    """Where the responses of a rollout, or of some rows of its labels, are run over their prompts.
+
+    Of labels, rows that nothing is asked of are left out: those without a counted token, and those
+    whose advantage is 0 where no other term of the loss touches them. The weights of the others
+    are taken from the whole batch all the same. -> None where `cfg.share_prompts` is off.
+    """
+    if not cfg.share_prompts:
+        return None
+    mask_BT, group_B = to_host((part.mask_BT, part.group_B))
+    if isinstance(part, PolicyBatch) and not cfg.objective.idle_rows_teach:
+        # NaN differs from 0: such a row is run, and blamed
+        mask_BT = mask_BT & (to_host(part.advantage_BT) != 0).any(axis=1, keepdims=True)
+    sampling, (rows, columns) = cfg.sampling, mask_BT.shape
+    sizes = Sizes.of(
+        rows,
+        cfg.num_prompts,
+        sampling.num_samples,
+        columns - sampling.max_prompt_tokens,
+        micro_rows=cfg.micro_rows,
+        shards=row_shards(mesh),
+    )
+    return lay_out(mask_BT, group_B, sizes, prompt_columns=sampling.max_prompt_tokens)
 
 
 def label(

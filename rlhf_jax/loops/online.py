@@ -55,6 +55,10 @@ class OnlineConfig(RolloutConfig):
     """Passes over each rollout (μ of the papers)."""
     minibatch_rows: int | None = None
     """Rows of one optimizer update. None: the whole rollout, one update an epoch."""
+    share_prompts: bool = True
+    """Run each prompt once for all its responses in scoring and update, with several short ones in
+    a row and without those that no gradient comes from. The same numbers to rounding; off: every
+    response with its prompt in a padded row."""
     critic_optim: OptimConfig = field(default_factory=OptimConfig)
     """The critic's optimizer; used where the objective has a value term."""
     refresh_reference_every: int | None = None
@@ -197,12 +201,13 @@ def train(
                 reference_of(state) if objective.needs_reference else None,
                 critic_of(state) if objective.needs_critic else None,
                 rollout,
+                functions.lay_out(rollout),
             )
             now = objective_now(objective, state)
             batch, numbers = functions.label(now, rollout, scores, values)
             updates = []
             for part in minibatches(cfg, batch, step):
-                state, metrics = functions.update(state, now, part)
+                state, metrics = functions.update(state, now, part, functions.lay_out(part))
                 updates.append(metrics)
             state = control_reward_kl(state, objective, numbers.get("kl_response"))
             state = replace(state, step=state.step + 1)

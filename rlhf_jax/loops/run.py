@@ -46,7 +46,8 @@ _OF_SOME_ROWS = ("length_better", "length_worse")
 # Options that may change between two commands that continue one run.
 _MAY_CHANGE = {
     *("out", "restart", "num_steps", "log_every", "checkpoint", "on_nonfinite"),
-    *("mesh", "micro_rows", "remat"),  # another machine: the same numbers to rounding
+    # another machine, or another way through the same arithmetic: the same numbers to rounding
+    *("mesh", "micro_rows", "remat", "share_prompts"),
 }
 
 

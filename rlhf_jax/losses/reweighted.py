@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlhf_jax.bind import Bound
-from rlhf_jax.losses.surrogate import clean, log_ratio, row_ratio
+from rlhf_jax.losses.surrogate import clean, clipped, dual_clipped, log_ratio, row_ratio, unclipped
 from rlhf_jax.ops.masked import masked_mean
 
 
@@ -181,3 +181,14 @@ def off_policy_masked(
     drift_B = masked_mean(-log_ratio(logp_BT, logp_old_BT, mask_BT), mask_BT, axis=1)
     gone_BT = (advantage_BT < 0) & (drift_B > threshold)[:, None]
     return jnp.where(gone_BT, 0, loss_BT)
+
+
+# −Â_t times something: where the advantage is 0 there is no gradient, whatever the ratio is.
+_OF_ADVANTAGE = (unclipped, clipped, dual_clipped, cispo, sapo, gmpo, probability_masked)
+
+
+def needs_advantage(surrogate: Bound) -> bool:
+    """True where it is known that tokens of advantage 0 get no gradient from this surrogate."""
+    if surrogate.fn is off_policy_masked:
+        return needs_advantage(surrogate.kw["inner"])
+    return surrogate.fn in _OF_ADVANTAGE

@@ -5,7 +5,7 @@ the prompt and itself, its positions go on from the prompt's, and several of one
 one row. Values and gradients are those of `Model.hidden` on prompt and response joined; the
 gradient of a stem is the sum of what its branches send back.
 
-The other half of `models/transformer.py`: it reads that file's private parts, and nothing else does.
+The other half of `models/transformer.py`: it alone reads that file's private parts.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def read_branches(
 
         def attend(q, k, v):
             q, k, v = (a.reshape(p, x, *a.shape[1:]) for a in (q, k, v))
-            heads = branch_attention(
-                q, (prompt_k, prompt_v), (k, v), mask_PXRS, **model._scores
-            )
+            heads = branch_attention(q, (prompt_k, prompt_v), (k, v), mask_PXRS, **model._scores)
             return flat(heads), None
 
         x_BRD, _ = block_of(config, weights)(x_BRD, partial(rotate, turns=turned), attend)

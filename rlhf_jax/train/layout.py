@@ -17,6 +17,10 @@ from jax import Array
 from rlhf_jax.errors import ConfigError
 from rlhf_jax.types import pytree
 
+# Enough rows to keep a matmul bound by its arithmetic; a set takes as long as its neediest prompt,
+# so more would only run more padding.
+PASS_TOKENS = 2048
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -35,20 +39,29 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, rows: int, num_prompts: int, num_samples: int, micro_rows: int | None, shards: int
+        cls,
+        rows: int,
+        num_prompts: int,
+        num_samples: int,
+        room: int,
+        *,
+        micro_rows: int | None,
+        shards: int,
     ) -> Sizes:
         """Sizes for batches of `rows` rows out of P·G.
 
         Args:
             rows: of a batch; any rows of the rollout.
-            num_prompts, num_samples: P and G of the rollout.
-            micro_rows: blocks that a pass holds at once, at least one a row shard; None: one a
-                prompt.
+            num_prompts, num_samples, room: P, G and R of the rollout.
+            micro_rows: blocks that a pass holds at once, at least one a row shard; None: so many
+                that a shard runs about `PASS_TOKENS` at once.
             shards: parts that rows are split into on the mesh.
         """
         slots = -(-min(rows, num_prompts) // shards) * shards
         most = min(rows, num_samples)
-        at_a_time = slots if micro_rows is None else max(micro_rows, shards)
+        if micro_rows is None:
+            micro_rows = shards * max(1, PASS_TOKENS // room)
+        at_a_time = max(micro_rows, shards)
         prompts = min(slots, at_a_time // shards * shards)
         at_once = min(at_a_time // prompts, most)
         return cls(

@@ -101,8 +101,10 @@ def pack(layout: Layout, tokens_BT: Array, attend_BT: Array, mesh: Mesh | None) 
     )
 
     def put(x_BR: Array) -> Array:
-        return jnp.zeros((sets, prompts, layout.blocks, room), x_BR.dtype).at[cell].set(
-            x_BR, mode="drop"
+        return (
+            jnp.zeros((sets, prompts, layout.blocks, room), x_BR.dtype)
+            .at[cell]
+            .set(x_BR, mode="drop")
         )
 
     number_BR = jnp.broadcast_to(jnp.arange(1, rows + 1)[:, None], (rows, room))

@@ -16,7 +16,6 @@ from rlhf_jax.ops.logprobs import shift_right, token_logprobs
 from rlhf_jax.parallel.sharding import constrain_rows
 from rlhf_jax.train.microbatch import map_rows
 from rlhf_jax.train.packed import branch_logprobs, branch_values, map_blocks, pack
-from rlhf_jax.types import Rollout
 
 
 def forward_logprobs(
@@ -73,47 +72,27 @@ def make_score(
 
     Returns:
         A jitted function, score(policy, reference, critic, rollout, layout=None). With a `Layout`
-        each prompt is run once for its responses, which is the same to rounding and cheaper
-        (`micro_rows` is the layout's then, and only counted tokens get numbers). Each of `policy`, `reference` (decoder parameters) and `critic`
-        ({"trunk", "head"}) may be None; what it would give is None then:
+        each prompt is run once for its responses: the same numbers to rounding, 0 where no token
+        is counted (`micro_rows` is the layout's then). Each of `policy`, `reference` (decoder
+        parameters) and `critic` ({"trunk", "head"}) may be None; what it would give is None then:
         `logp_old_BT`, `logp_ref_BT`, `value_BT` (of the prefix before token t) and `last_value_B`
         (of the whole row, for bootstrapping rows cut off by the length limit; 0 for a row that
         counts no token).
     """
 
-    def of_layout(policy, reference, critic, rollout, layout):
-        packed = pack(layout, rollout.tokens_BT, rollout.attend_BT, mesh)
-        decoders = {"logp_old_BT": policy, "logp_ref_BT": reference}
-        decoders = {name: params for name, params in decoders.items() if params is not None}
-
-        def read(prompt):
-            stems = {name: read_stem(model, p, *prompt) for name, p in decoders.items()}
-            if critic is not None:
-                stems["critic"] = read_stem(critic_model, critic["trunk"], *prompt)
-            return stems
-
-        def blocks(stems, prompt, block):
-            options = dict(temperature=temperature, with_entropy=False, mesh=mesh)
-            out = {
-                name: branch_logprobs(model, p, stems[name], prompt, block, **options)[0]
-                for name, p in decoders.items()
-            }
-            if critic is not None:
-                out["value_BT"], out["read_BT"] = branch_values(
-                    critic_model, critic, stems["critic"], prompt, block
-                )
-            return out
-
-        scores = dict.fromkeys(("logp_old_BT", "logp_ref_BT", "value_BT", "last_value_B"))
-        scores |= constrain_rows(mesh, map_blocks(read, blocks, packed))
-        if critic is not None:
-            scores["last_value_B"] = _at_last(scores.pop("read_BT"), rollout.mask_BT)
-        return scores
-
     @jax.jit
     def score(policy, reference, critic, rollout, layout=None):
         if layout is not None:
-            return of_layout(policy, reference, critic, rollout, layout)
+            packed = pack(layout, rollout.tokens_BT, rollout.attend_BT, mesh)
+            scores = _packed_scores(
+                {"logp_old_BT": (model, policy), "logp_ref_BT": (model, reference)},
+                (critic_model, critic),
+                packed,
+                dict(temperature=temperature, with_entropy=False, mesh=mesh),
+            )
+            if critic is not None:
+                scores["last_value_B"] = _at_last(scores.pop("read_BT"), rollout.mask_BT)
+            return constrain_rows(mesh, scores)
 
         def logp(params, part):
             if params is None:
@@ -146,6 +125,31 @@ def make_score(
         return map_rows(rows, arrays, micro_rows=micro_rows, mesh=mesh)
 
     return score
+
+
+def _packed_scores(decoders, critic, packed, options):
+    """The arrays of `make_score`, and `read_BT`, the critic's reading at every token."""
+    asked = {name: pair for name, pair in decoders.items() if pair[1] is not None}
+    critic_model, critic_params = critic
+
+    def read(prompt):
+        stems = {name: read_stem(model, params, *prompt) for name, (model, params) in asked.items()}
+        if critic_params is not None:
+            stems["critic"] = read_stem(critic_model, critic_params["trunk"], *prompt)
+        return stems
+
+    def blocks(stems, *place):
+        out = {}
+        for name, (model, params) in asked.items():
+            out[name], _ = branch_logprobs(model, params, stems[name], *place, **options)
+        if critic_params is not None:
+            out["value_BT"], out["read_BT"] = branch_values(
+                critic_model, critic_params, stems["critic"], *place
+            )
+        return out
+
+    absent = dict.fromkeys((*decoders, "value_BT", "last_value_B"))
+    return absent | map_blocks(read, blocks, packed)
 
 
 def _at_last(read_BT: Array, mask_BT: Array) -> Array:

@@ -68,14 +68,6 @@ def make_update(
             has a value term and there is no critic.
     """
 
-    def judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT):
-        if objective.entropy is None:
-            entropy_BT = lax.stop_gradient(entropy_BT)  # reported only; its backward pass is free
-        loss, metrics = policy_loss(
-            objective, logp_BT, batch, weight_BT, entropy_BT=entropy_BT, value_BT=value_BT
-        )
-        return loss, (metrics, _bad_rows(batch, logp_BT, value_BT))
-
     options = dict(temperature=temperature, with_entropy=True, mesh=mesh)
 
     def of_rows(params, part, objective):
@@ -85,27 +77,7 @@ def make_update(
         value_BT = None
         if "critic" in params:
             value_BT = shift_right(forward_values(critic_model, params["critic"], *rows, mesh=mesh))
-        return judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
-
-    def read(params, prompt):
-        stems = {"policy": read_stem(model, params["policy"], *prompt)}
-        if "critic" in params:
-            stems["critic"] = read_stem(critic_model, params["critic"]["trunk"], *prompt)
-        return stems
-
-    def of_block(params, stems, e, step, *, objective, packed, parts):
-        batch, weight_BT = parts
-        here_B = packed.here(e, step)[:, None]
-        batch = replace(batch, mask_BT=batch.mask_BT & here_B)
-        place = (packed.prompt(e), packed.block(e, step))
-        out = branch_logprobs(model, params["policy"], stems["policy"], *place, **options)
-        value_BT = None
-        if "critic" in params:
-            value_PXR, _ = branch_values(critic_model, params["critic"], stems["critic"], *place)
-            value_BT = packed.to_rows(value_PXR, e, step)
-        logp_BT, entropy_BT = (packed.to_rows(x_PXR, e, step) for x_PXR in out)
-        weight_BT = jnp.where(here_B, weight_BT, 0)
-        return judge(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
+        return _judged(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
 
     @jit_update
     def update(state, objective, batch, layout=None):
@@ -113,11 +85,7 @@ def make_update(
         packing = None
         if layout is not None:
             packed = pack(layout, batch.tokens_BT, batch.attend_BT, mesh)
-            packing = (
-                read,
-                partial(of_block, objective=objective, packed=packed, parts=parts),
-                packed,
-            )
+            packing = *_packed_loss(objective, parts, packed, model, critic_model, options), packed
         return guarded_step(
             state,
             partial(of_rows, objective=objective),
@@ -130,6 +98,42 @@ def make_update(
         )
 
     return update
+
+
+def _packed_loss(objective, parts, packed, model, critic_model, options):
+    """`read` and `loss_fn` of `packed_gradients`: a block's part of the loss of `make_update`."""
+
+    def read(params, prompt):
+        stems = {"policy": read_stem(model, params["policy"], *prompt)}
+        if "critic" in params:
+            stems["critic"] = read_stem(critic_model, params["critic"]["trunk"], *prompt)
+        return stems
+
+    def of_block(params, stems, e, step):
+        place = (packed.prompt(e), packed.block(e, step))
+        out = branch_logprobs(model, params["policy"], stems["policy"], *place, **options)
+        logp_BT, entropy_BT = (packed.to_rows(x_PXR, e, step) for x_PXR in out)
+        value_BT = None
+        if "critic" in params:
+            value_PXR, _ = branch_values(critic_model, params["critic"], stems["critic"], *place)
+            value_BT = packed.to_rows(value_PXR, e, step)
+        here_B1 = packed.here(e, step)[:, None]
+        batch, weight_BT = parts
+        batch = replace(batch, mask_BT=batch.mask_BT & here_B1)
+        weight_BT = jnp.where(here_B1, weight_BT, 0)
+        return _judged(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT)
+
+    return read, of_block
+
+
+def _judged(objective, batch, weight_BT, logp_BT, entropy_BT, value_BT):
+    """(loss, (metrics, rows to blame)) of rows, from what the models say of their tokens."""
+    if objective.entropy is None:
+        entropy_BT = lax.stop_gradient(entropy_BT)  # reported only; its backward pass is free
+    loss, metrics = policy_loss(
+        objective, logp_BT, batch, weight_BT, entropy_BT=entropy_BT, value_BT=value_BT
+    )
+    return loss, (metrics, _bad_rows(batch, logp_BT, value_BT))
 
 
 def make_sft_update(

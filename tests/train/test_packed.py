@@ -97,7 +97,7 @@ def batch(**changes):
 
 
 def layout_of(rows, micro_rows=3, shards=1):
-    sizes = Sizes.of(B, P, G, micro_rows, shards)
+    sizes = Sizes.of(B, P, G, R, micro_rows=micro_rows, shards=shards)
     return lay_out(np.asarray(rows.mask_BT), rows.group_B, sizes, prompt_columns=L)
 
 
@@ -121,9 +121,7 @@ def stepped(model, objective, rows, layout=None, *, lora=False, mesh=None):
     if objective.needs_critic:
         critic = place(critic_params(model))
     state = init_state(policy, SGD, critic=critic, critic_tx=SGD, base=base, mesh=mesh)
-    update = make_update(
-        model, SGD, temperature=TAU, critic_model=model, critic_tx=SGD, mesh=mesh
-    )
+    update = make_update(model, SGD, temperature=TAU, critic_model=model, critic_tx=SGD, mesh=mesh)
     rows = rows if mesh is None else shard_rows(mesh, rows)
     state, metrics = update(state, objective, rows, layout)
     return state, update_numbers([metrics])
@@ -196,7 +194,7 @@ def test_any_draw_runs_the_same_program_and_a_row_left_out_is_as_if_masked():
     idle_B = np.arange(B) % P < 2  # two of the four prompts
     rows = replace(rows, advantage_BT=np.where(idle_B[:, None], 0, rows.advantage_BT))
     want = stepped(model, objective, rows)
-    sizes = Sizes.of(B, P, G, 2, 1)
+    sizes = Sizes.of(B, P, G, R, micro_rows=2, shards=1)
     busy_BT = rows.mask_BT & ~idle_B[:, None]
     layout = lay_out(busy_BT, rows.group_B, sizes, prompt_columns=L)
     assert np.count_nonzero(layout.steps_E) == 1 < len(layout.steps_E)
