@@ -30,19 +30,20 @@ class Functions:
 
     sample, answer, greedy: (params, prompts, key) -> Rollout; G samples a prompt, held-out
         answers, the most likely answer (a baseline of ReMax)
-    lay_out: (rollout or batch) -> what is run of it, and how; None: each row with its prompt
     score: (policy, reference, critic, rollout, layout) -> what models give of `Scored`
     label: (objective, rollout, scores, values) -> PolicyBatch, metrics
     update: (state, objective, batch, layout) -> state, metrics
+    lay_out: (rollout or batch) -> what is run of it, and how, or None: each row with its prompt;
+        absent where the update is of pairs
     """
 
     sample: Callable[[Any, Prompts, jax.Array], Rollout]
     answer: Callable[[Any, Prompts, jax.Array], Rollout]
     greedy: Callable[[Any, Prompts, jax.Array], Rollout]
-    lay_out: Callable[[Rollout | PolicyBatch], Layout | None]
     score: Callable
     label: Callable
     update: Callable
+    lay_out: Callable[[Rollout | PolicyBatch], Layout | None] | None = None
 
 
 def build(
@@ -83,10 +84,10 @@ def build(
         sample=sampler_of(cfg.sampling),
         answer=answer,
         greedy=answer if greedily == answering else sampler_of(greedily),
-        lay_out=partial(lay_out_rows, cfg, mesh),
         score=make_score(model, micro_rows=cfg.micro_rows, **shared),
         label=jax.jit(label),
         update=make_update(model, tx, micro_rows=cfg.micro_rows, critic_tx=critic_tx, **shared),
+        lay_out=partial(lay_out_rows, cfg, mesh),
     )
     return functions, (tx, critic_tx)
 
