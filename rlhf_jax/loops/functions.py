@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from rlhf_jax.algorithms.objective import PolicyObjective, estimate
@@ -144,8 +145,10 @@ def lay_out_rows(cfg, mesh: Mesh, part: Rollout | PolicyBatch) -> Layout | None:
         return None
     mask_BT, group_B = to_host((part.mask_BT, part.group_B))
     if isinstance(part, PolicyBatch) and not cfg.objective.idle_rows_teach:
-        # NaN differs from 0: such a row is run, and blamed
-        mask_BT = mask_BT & (to_host(part.advantage_BT) != 0).any(axis=1, keepdims=True)
+        advantage_BT, logp_BT = to_host((part.advantage_BT, part.logp_full_BT))
+        # NaN differs from 0: such a row is run, and blamed; and so is one that broken weights drew
+        asked_BT = (advantage_BT != 0) | ~np.isfinite(logp_BT)
+        mask_BT = mask_BT & asked_BT.any(axis=1, keepdims=True)
     sampling, (rows, columns) = cfg.sampling, mask_BT.shape
     sizes = Sizes.of(
         rows,
